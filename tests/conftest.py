@@ -123,6 +123,24 @@ def postgres_uri():
     server.cleanup()
 
 
+@pytest.fixture
+def postgres_schema(postgres_uri):
+    """A new one, with nothing in it."""
+    import psycopg
+    from psycopg.sql import SQL, Identifier
+
+    name = f"s{uuid4().hex}"
+    with psycopg.connect(postgres_uri, autocommit=True) as db:
+        db.execute(SQL("create schema {}").format(Identifier(name)))
+        yield name
+        db.execute(SQL("drop schema {} cascade").format(Identifier(name)))
+
+
+@pytest.fixture
+def postgres_url(postgres_uri, postgres_schema):
+    return f"{postgres_uri}#{postgres_schema}"
+
+
 @pytest.fixture(scope="session")
 def redis_server(shared_folder):
     """One real Redis for all processes, which loses nothing (appendfsync always). Who kills one starts their own.

@@ -21,9 +21,10 @@ POLL_S = 0.02
 class Queued:
     queue: str
     payload: bytes
+    priority: int = 0
     times: int = 0
     loan: int = 0
-    """Which delivery holds it: 0 while it waits."""
+    """It grows with each delivery and each release: which receipt is good."""
     due_ms: int = 0
     """When the lease or the delay ends: 0 while it waits."""
     since_ms: int = 0
@@ -41,7 +42,7 @@ class DictQueue:
         self._clock_ms = clock_ms
         self._parcels: dict[int, Queued] = {}
         # Heaps: by queue, which wait; and when which lease or delay ends. Both may name what has moved on since.
-        self._ready: dict[str, list[int]] = defaultdict(list)
+        self._ready: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self._later: list[tuple[int, int]] = []
         self._latest_ms = 0  # when the last lease or delay began, as the clock said
         self._letters: dict[int, ports.Buried] = {}
@@ -52,8 +53,11 @@ class DictQueue:
     def send(self, parcels: Sequence[ports.Parcel]) -> None:
         ports.check_parcels(parcels)
         with self._locked():
+            now_ms = self._clock_ms()
             for parcel in parcels:
-                self._put(parcel.queue, parcel.payload)
+                position = self._put(parcel.queue, parcel.payload, parcel.priority)
+                if parcel.delay_ms:
+                    self._postpone(position, self._parcels[position], now_ms, parcel.delay_ms)
             self._changed.notify_all()
 
     def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[ports.Delivery]:
@@ -83,12 +87,13 @@ class DictQueue:
                 if parcel.due_ms > now_ms:
                     self._postpone(position, parcel, now_ms, lease_ms)
 
-    def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0) -> None:
+    def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0, *, anew: bool = False) -> None:
         ports.check_least("delay_ms", delay_ms, 0)
         with self._locked():
             now_ms = self._clock_ms()
             for position, parcel in self._lent(deliveries):
-                parcel.loan = 0
+                parcel.loan += 1
+                parcel.times *= not anew
                 self._postpone(position, parcel, now_ms, delay_ms)
             self._changed.notify_all()
 
@@ -97,6 +102,8 @@ class DictQueue:
             now_ms = self._clock_ms()
             for position, parcel in self._lent(deliveries):
                 del self._parcels[position]
+                if any((each.queue, each.payload) == (parcel.queue, parcel.payload) for each in self._letters.values()):
+                    continue
                 number = next(self._numbers)
                 self._letters[number] = ports.Buried(
                     parcel.queue, parcel.payload, str(number), reason[: ports.REASON_MAX], now_ms
@@ -136,10 +143,11 @@ class DictQueue:
             self._open = False
             self._changed.notify_all()
 
-    def _put(self, queue: str, payload: bytes) -> None:
+    def _put(self, queue: str, payload: bytes, priority: int = 0) -> int:
         position = next(self._positions)
-        self._parcels[position] = Queued(queue, payload)
-        heappush(self._ready[queue], position)
+        self._parcels[position] = Queued(queue, payload, priority)
+        heappush(self._ready[queue], (-priority, position))
+        return position
 
     def _take(self, queues: Sequence[str], limit: int, lease_ms: int) -> list[ports.Delivery]:
         now_ms = self._clock_ms()
@@ -150,21 +158,21 @@ class DictQueue:
             parcel = self._parcels.get(position)
             if parcel and parcel.due_ms == due_ms:  # else it is gone, or its end was moved
                 parcel.due_ms = 0
-                heappush(self._ready[parcel.queue], position)
+                heappush(self._ready[parcel.queue], (-parcel.priority, position))
         leased: list[ports.Delivery] = []
         while len(leased) < limit and (fronts := [front for queue in queues if (front := self._front(queue))]):
-            position = heappop(min(fronts))
+            _, position = heappop(min(fronts))
             parcel = self._parcels[position]
             parcel.times += 1
-            parcel.loan = parcel.times
+            parcel.loan += 1
             self._postpone(position, parcel, now_ms, lease_ms)
             leased.append(ports.Delivery(parcel.queue, parcel.payload, f"{position}-{parcel.loan}", parcel.times))
         return leased
 
-    def _front(self, queue: str) -> list[int]:
+    def _front(self, queue: str) -> list[tuple[int, int]]:
         """The heap of a queue, with one that waits on top; empty if none does."""
         ready = self._ready.get(queue, [])
-        while ready and not ((parcel := self._parcels.get(ready[0])) and parcel.due_ms == 0):
+        while ready and not ((parcel := self._parcels.get(ready[0][1])) and parcel.due_ms == 0):
             heappop(ready)
         return ready
 
@@ -178,7 +186,7 @@ class DictQueue:
         for position, parcel in self._parcels.items():
             if parcel.strayed(now_ms):
                 parcel.due_ms = 0
-                heappush(self._ready[parcel.queue], position)
+                heappush(self._ready[parcel.queue], (-parcel.priority, position))
         self._latest_ms = now_ms
 
     def _lent(self, deliveries: Sequence[ports.Delivery]) -> list[tuple[int, Queued]]:

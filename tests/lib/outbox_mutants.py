@@ -13,6 +13,7 @@ from onefold.outbox.explore import SHIPPED, Algorithm
 from onefold.outbox.explore.system import fresh, name_of
 from onefold.outbox.plans import (
     Acknowledge,
+    Commit,
     Create,
     Dispatch,
     Entity,
@@ -28,7 +29,7 @@ from onefold.outbox.plans import (
     Settle,
     Settled,
 )
-from onefold.outbox.stores.sqlite import SqliteLedger
+from onefold.outbox.stores.sqlite import SqliteLocal
 
 Steps = Generator[Any, Any, Any]
 Rewriter = Callable[[Steps, Key, Message], Steps]
@@ -54,7 +55,7 @@ class Forced(NamedTuple):
     entity: Entity
     writes: bool = True
 
-    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> Any:
+    def perform(self, ledger: SqliteLocal, connection: sqlite3.Connection) -> Any:
         (now,) = ledger.load([self.entity.key])
         return ledger.persist([self.entity._replace(version=now.version)])[0]
 
@@ -70,7 +71,7 @@ class ForcedSettle(NamedTuple):
     token: bool
     writes: bool = True
 
-    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> Any:
+    def perform(self, ledger: SqliteLocal, connection: sqlite3.Connection) -> Any:
         step = self.step
         if not self.version:
             (now,) = ledger.load([step.entity.key])
@@ -86,18 +87,70 @@ class ForcedSettle(NamedTuple):
         return f"settles {self.step.name} without a look: {answer}"
 
 
+class ForcedCommit(NamedTuple):
+    """Commit whatever the version is, or whatever became of the lease."""
+
+    step: Commit
+    version: bool
+    lease: bool
+    writes: bool = True
+
+    def perform(self, store: SqliteLocal, connection: sqlite3.Connection) -> Any:
+        step = self.step
+        if not self.version and step.entity is not None:
+            (now,) = store.peek([step.entity.key])
+            step = step._replace(entity=at_version(step.entity, now.version))
+        if not self.lease:
+            there = {str(position) for (position,) in connection.execute("select position from outbox_queue")}
+            step = step._replace(receipts=tuple(each for each in step.receipts if each.partition("-")[0] in there))
+        (answer,) = store.commit([step])
+        return answer
+
+    def describe(self, answer: Any) -> str:
+        return f"commits without a look: {answer}"
+
+
+class Added(NamedTuple):
+    """Add rows in a transaction of their own."""
+
+    messages: tuple[Message, ...]
+
+    def perform(self, store: SqliteLocal, connection: sqlite3.Connection) -> Any:
+        return store.commit([Commit(None, (), self.messages)])
+
+    def describe(self, answer: Any) -> str:
+        return f"adds rows for {', '.join(message.token for message in self.messages)}"
+
+
+def insert_outside_the_transaction(steps: Steps, key: Key, message: Message) -> Steps:
+    answer: Any = None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as stop:
+            return stop.value
+        if isinstance(step, Commit) and step.messages:
+            answer = yield step._replace(messages=())
+            if answer is Settled.DONE:
+                yield Added(step.messages)
+        else:
+            answer = yield step
+
+
 class Purged(NamedTuple):
     """Write, and leave no tombstone."""
 
     step: Any
     writes: bool = True
 
-    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> Any:
+    def perform(self, ledger: SqliteLocal, connection: sqlite3.Connection) -> Any:
         answer: Any = None
         if isinstance(self.step, Persist):
             (answer,) = ledger.persist([self.step.entity])
         elif isinstance(self.step, Settle):
             (answer,) = ledger.settle([self.step])
+        elif isinstance(self.step, Commit):
+            (answer,) = ledger.commit([self.step])
         else:
             ledger.finish([self.step])
         ledger.purge(1)
@@ -255,7 +308,8 @@ unguarded_create = named(
     changing(lambda step, _: step._replace(guarded=False) if isinstance(step, Create) else step),
 )
 no_tombstone = named(
-    "no_tombstone", changing(lambda step, _: Purged(step) if isinstance(step, Persist | Settle | Finish) else step)
+    "no_tombstone",
+    changing(lambda step, _: Purged(step) if isinstance(step, Persist | Settle | Finish | Commit) else step),
 )
 no_version_to_apply = named("no_version_to_apply", forcing(applies))
 no_version_to_checkpoint = named("no_version_to_checkpoint", forcing(checkpoints))
@@ -274,3 +328,15 @@ checkpoint_before_create = named(
     "checkpoint_before_create", held_back(lambda step, _: isinstance(step, Create), Persist, True)
 )
 persist_before_remove = named("persist_before_remove", held_back(lambda step, _: isinstance(step, Remove), Persist))
+settle_without_the_rows_deletion = named(
+    "settle_without_the_rows_deletion",
+    changing(lambda step, _: step._replace(receipts=()) if isinstance(step, Commit) else step),
+)
+state_without_version = named(
+    "state_without_version",
+    changing(lambda step, _: ForcedCommit(step, version=False, lease=True) if isinstance(step, Commit) else step),
+)
+lease_not_checked = named(
+    "lease_not_checked",
+    changing(lambda step, _: ForcedCommit(step, version=True, lease=False) if isinstance(step, Commit) else step),
+)

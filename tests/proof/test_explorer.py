@@ -30,6 +30,14 @@ STATES = {
     ("two-queues", "transactional"): 8_000,
     ("source", "checkpointed"): 100_000,
     ("source", "transactional"): 2_000,
+    ("one-to-two", "local"): 500,
+    ("two-to-one", "local"): 1_300,
+    ("two-to-two", "local"): 110,
+    ("one-entity", "local"): 350,
+    ("pumped", "local"): 35,
+    ("recreated", "local"): 3_000,
+    ("two-queues", "local"): 220,
+    ("source", "local"): 50,
 }
 """How many distinct states each world has at least. A search that finds fewer has stopped looking somewhere.
 
@@ -41,6 +49,7 @@ SAMPLE = {
     ("one-entity", "checkpointed"),
     ("pumped", "transactional"),
     ("source", "transactional"),
+    *((topology, plan) for topology, plan in STATES if plan == "local"),
 }
 
 

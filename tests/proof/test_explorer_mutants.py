@@ -54,6 +54,11 @@ CASES = [
     ("checkpointed", mutants.no_reload, CHAIN, Wrong.ENTRY_LEFT),
     ("parented", mutants.no_reload, CHAIN, Wrong.ENTRY_LEFT),
     ("transactional", mutants.token_never_asked, CHAIN, Wrong.APPLIED_TWICE),
+    ("local", mutants.settle_without_the_rows_deletion, CHAIN, Wrong.TOKEN_LEFT),
+    ("local", mutants.state_without_version, ENTITY, Wrong.STATE),
+    ("local", mutants.lease_not_checked, CHAIN, Wrong.APPLIED_TWICE),
+    ("local", mutants.insert_outside_the_transaction, CHAIN, Wrong.LOST),
+    ("local", mutants.no_tombstone, REOPENED, Wrong.STATE),
 ]
 
 
@@ -77,7 +82,8 @@ def test_a_first_message_without_a_token_is_lost(plan):
 
 
 @pytest.mark.parametrize(
-    ("topology", "plan"), [(CHAIN, "transactional"), (CLOSED, "parented"), (REOPENED, "transactional")]
+    ("topology", "plan"),
+    [(CHAIN, "transactional"), (CLOSED, "parented"), (REOPENED, "transactional"), (CHAIN, "local")],
 )
 def test_a_plan_that_goes_through_a_rewriter_unchanged_is_right(topology, plan):
     assert explored(topology, mutants.mutant(plan, mutants.as_it_is)).complete

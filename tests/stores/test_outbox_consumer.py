@@ -113,7 +113,7 @@ def test_a_handler_that_fails_is_called_again_and_then_its_message_is_a_dead_let
     assert {str(answer): n for answer, n in tally} == {"FIRST applied": 2, "UNSURE handler_failed": 3}
     assert (calls.count(1), calls.count(2), consumer.books.buried) == (3, 1, 1)
     (letter,) = shop.world.queue.buried()
-    assert letter.reason == "orders: KeyError: 'price' (delivery 3)"
+    assert letter.reason.splitlines()[0] == "orders: KeyError: 'price' (delivery 3)"
     assert shop.world.tokens.live().tokens == 1
     assert "set aside: orders: KeyError: 'price' (delivery 3)" in caplog.messages
     shop.world.queue.dig_up([letter], deliver=True)
@@ -215,7 +215,8 @@ def test_however_often_a_store_sent_a_message_back_it_is_no_dead_letter():
         queue.release(queue.lease(["orders"], 3, 1_000))
     ledger.down = 2
     tally = app.consume(until_empty=True, attempts_max=1, backoff_s=0)
-    assert {answer.reason: n for answer, n in tally} == {"store_failed": 6, "applied": 3}
+    # The first time one of them, which is alone; then they count from one again, and are together.
+    assert {answer.reason: n for answer, n in tally} == {"store_failed": 4, "applied": 3}
     assert (queue.buried(), queue.waiting()) == ([], {"shipping": 3})
 
 
@@ -385,11 +386,11 @@ def test_a_message_that_kills_whoever_takes_it_is_set_aside_at_last(shop):
     shop.handler("orders", key="order")(count)
     orders(shop, 1)
     queue = shop.world.queue
-    for _ in range(10):  # processes that died with it
+    for _ in range(20):  # processes that died with it
         queue.release(queue.lease(["orders"], 1, 1_000))
     tally = shop.consume(until_empty=True, attempts_max=1)
     (letter,) = queue.buried()
-    assert "given out 11 times and came to no end" in letter.reason
+    assert "given out 21 times and came to no end" in letter.reason
     assert (tally.count(Verdict.UNSURE, "handler_failed"), shop.state("0"), shop.world.tokens.live().tokens) == (
         1,
         None,

@@ -35,8 +35,10 @@ births = st.builds(
     st.booleans(),
 )
 removals = st.builds(Remove, st.sampled_from(["shop/log#41", *NAMES]), st.sampled_from(["", *ATTEMPTS]))
-sends = st.lists(st.builds(Outgoing, st.just("x"), st.integers(0, 2), names), max_size=2).map(tuple)
-entries = st.builds(Entry, sends, st.sampled_from(ATTEMPTS), st.sampled_from(["", "desk/r1"]))
+sends = st.lists(st.tuples(st.just("x"), st.integers(0, 2), names), max_size=2).map(
+    lambda triples: tuple(Outgoing(*triple) for triple in triples)
+)
+entries = st.tuples(sends, st.sampled_from(ATTEMPTS), st.sampled_from(["", "desk/r1"])).map(lambda parts: Entry(*parts))
 outboxes = st.dictionaries(names, entries, max_size=2)
 
 

@@ -27,18 +27,13 @@ KEY = Key("shop", "7")
 
 
 @pytest.fixture
-def schema(postgres_uri) -> Iterator[str]:
-    """A new one, with nothing in it."""
-    name = f"ledger_{uuid4().hex}"
-    with psycopg.connect(postgres_uri, autocommit=True) as db:
-        db.execute(SQL("create schema {}").format(Identifier(name)))
-        yield name
-        db.execute(SQL("drop schema {} cascade").format(Identifier(name)))
+def schema(postgres_schema) -> str:
+    return str(postgres_schema)
 
 
 @pytest.fixture
-def url(postgres_uri, schema) -> str:
-    return f"{postgres_uri}#{schema}"
+def url(postgres_url) -> str:
+    return str(postgres_url)
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 import logging
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
+from time import sleep
 from types import ModuleType
 from typing import Annotated
 
@@ -16,47 +18,86 @@ from onefold.cli.output import AsJson, people, tell
 from onefold.errors import Misuse, OnefoldError
 from onefold.net.process import one_line_errors, stopped_by_signals
 from onefold.outbox.endpoint import Endpoint
-from onefold.outbox.worker import Consumer, Consuming
+from onefold.outbox.worker import POLL_S, Consumer, Consuming
+from onefold.tally import Tally
 
 
 def consume(
-    target: Annotated[
-        str, Argument(metavar="MODULE:APP", help="A module of this folder, and the endpoint in it: shop:app.")
+    targets: Annotated[
+        list[str], Argument(metavar="MODULE:APP...", help="A module of this folder, and the endpoint in it: shop:app.")
     ],
-    concurrency: Annotated[int, Option(min=1, help="Threads that process messages.")] = 1,
+    concurrency: Annotated[int, Option(min=1, help="Threads that process messages, of each endpoint.")] = 1,
     batch: Annotated[int, Option(min=1, help="Messages that are taken at once.")] = 64,
     lease_s: Annotated[float, Option(min=0.01, help="Seconds until others get what a dead consumer had.")] = 30,
     attempts_max: Annotated[int, Option(min=1, help="Failed deliveries before a message is set aside.")] = 10,
+    backoff_s: Annotated[float, Option(min=0, help="Seconds before the second delivery; it doubles.")] = 1,
+    backoff_max_s: Annotated[float, Option(min=0, help="Seconds between two deliveries, at most.")] = 300,
+    recover_s: Annotated[float, Option(min=0.01, help="Seconds between two looks for what others left.")] = 30,
+    stranded_s: Annotated[float, Option(min=0, help="Outbox entries older than this are finished then.")] = 60,
+    tombstone_s: Annotated[float, Option(min=0, help="How long deleted entities are remembered.")] = 7 * 86_400,
     until_empty: Annotated[bool, Option("--until-empty", help="End when the queues are empty.")] = False,
     metrics_port: Annotated[
         int | None, Option(min=0, max=65535, help="Answer /metrics and /healthz on this port of loopback; 0: any.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Process the messages of an endpoint's queues, each once, until it is stopped.
+    """Process the messages of the queues of one or more endpoints, each once, until it is stopped.
 
     Ctrl-C and SIGTERM stop it: what is being processed is finished, the rest goes back. A kill loses nothing either.
     Exit code 1: messages were set aside as dead letters.
     """
     settings = Consuming(
-        concurrency=concurrency, batch=batch, lease_s=lease_s, attempts_max=attempts_max, until_empty=until_empty
-    )
+        concurrency=concurrency, batch=batch, lease_s=lease_s, attempts_max=attempts_max, backoff_s=backoff_s,
+        backoff_max_s=backoff_max_s, recover_s=recover_s, stranded_s=stranded_s, tombstone_s=tombstone_s,
+        until_empty=until_empty,
+    )  # fmt: skip
+    if metrics_port is not None and len(targets) > 1:
+        raise Misuse("--metrics-port is for one endpoint: several would have the same names for different figures")
     stop = threading.Event()
     with ExitStack() as around:
-        app = around.enter_context(find_endpoint(target))
-        consumer = Consumer(app, settings, stop=stop)
-        around.enter_context(one_line_errors(["onefold.outbox"], logging.WARNING))
+        apps = [find_endpoint(target) for target in targets]
+        if len({app.name for app in apps}) < len(apps):
+            raise Misuse(f"{' '.join(targets)}: name each endpoint once")
+        for app in apps:
+            around.enter_context(app)
+        consumers = [Consumer(app, settings, stop=stop) for app in apps]
+        around.enter_context(one_line_errors(["onefold.outbox"], logging.WARNING, tracebacks=True))
         around.enter_context(stopped_by_signals(stop))
         if metrics_port is not None:
             from onefold.outbox.metrics import watched
 
-            url = around.enter_context(watched(consumer, metrics_port))
+            url = around.enter_context(watched(consumers[0], metrics_port))
             people.lines(f"figures at {url}/metrics")
-        tally = consumer.run(lambda: people.lines(f"{app.name} consumes {', '.join(app.handlers)}"))
-    buried = consumer.books.buried
-    document = {"tally": tally.to_dict(), "buried": buried, "recovered": asdict(consumer.recovered)}
-    tell(f"{tally}" + (f"; {buried} set aside as dead letters" if buried else ""), document, as_json)
-    return 1 if buried else 0
+        tallies = _run(consumers, stop)
+    lines, documents = [], {}
+    for consumer, tally in zip(consumers, tallies, strict=True):
+        buried = consumer.books.buried
+        name = f"{consumer.app.name}: " if len(consumers) > 1 else ""
+        lines.append(f"{name}{tally}" + (f"; {buried} set aside as dead letters" if buried else ""))
+        recovered = asdict(consumer.recovered)
+        documents[consumer.app.name] = {"tally": tally.to_dict(), "buried": buried, "recovered": recovered}
+    tell(lines, {"endpoints": documents} if len(documents) > 1 else documents[apps[0].name], as_json)
+    return 1 if any(consumer.books.buried for consumer in consumers) else 0
+
+
+def _run(consumers: list[Consumer], stop: threading.Event) -> list[Tally]:
+    """All side by side, until each has ended; when one of them fails, all do."""
+
+    def run(consumer: Consumer) -> Tally:
+        name, queues = consumer.app.name, ", ".join(consumer.app.handlers)
+        try:
+            return consumer.run(lambda: people.lines(f"{name} consumes {queues}"))
+        except BaseException:
+            stop.set()
+            raise
+
+    if len(consumers) == 1:
+        return [run(consumers[0])]
+    with ThreadPoolExecutor(len(consumers)) as pool:
+        running = [pool.submit(run, consumer) for consumer in consumers]
+        while not all(each.done() for each in running):
+            sleep(POLL_S)  # the signals' turn: a wait without end would not hear them
+    return [each.result() for each in running]
 
 
 def find_endpoint(target: str) -> Endpoint:

@@ -90,8 +90,9 @@ def doctor(
     sources = {name: context.get_parameter_source(name) for name in ("store", "tokens", "transport")}
     named = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if named:
-        if store is None or transport is None:
+        if store is None or (transport is None and tokens is not None):
             raise Misuse(f"--{named[0]}: to look at an outbox it needs --store and --transport")
+        transport = transport or store
         findings = examine_outbox(store, tokens, transport, OLD_S if older_than_s is None else older_than_s, mend=mend)
     elif mend or older_than_s is not None:
         raise Misuse(f"--{'mend' if mend else 'older-than-s'} is for an outbox: name it by --store and --transport")
@@ -248,7 +249,7 @@ def _letters(dead: Sequence[DeadLetter]) -> Iterator[Result]:
         by_queue[letter.buried.queue].append(letter)
     least = "at least " if len(dead) >= LOOKED_MAX else ""
     for queue, those in sorted(by_queue.items()):
-        many = f"{least}{len(those):,} in {shown(queue)}; the last one: {plain(those[-1].buried.reason, 200)}"
+        many = f"{least}{len(those):,} in {shown(queue)}; the last one: {plain(those[-1].buried.head, 200)}"
         yield many, "mend it, then `onefold tokens revive`; or `tokens discard`"
 
 

@@ -68,12 +68,12 @@ def explore(
         raise Exit(1) from None
     lines: list[str] = []
     for each in explorations:
-        how = "all" if each.complete else "the nearest"
-        calls = f", the handler is called up to {each.calls_max} times per message" if each.calls_max else ""
-        where = "" if each.topology == "given" else f"{each.topology}, "
-        lines.append(
-            f"{where}{each.plan}: nothing wrong in {how} {each.states:,} states ({each.rests:,} at rest){calls}"
-        )
+        how = f"all {each.states:,} states" if each.complete else f"the nearest {each.states:,} states only"
+        calls = f"; the handler is called up to {each.calls_max} times per message" if each.calls_max else ""
+        where = "" if target else f"{each.topology}, "
+        lines.append(f"{where}{each.plan}: nothing wrong in {how} ({each.extent}){calls}")
+        if target and each.ends:
+            lines.append(f"  note: the end depends on the order of the messages: {' | '.join(each.ends)}")
         lines += [f"  note: {finding}" for finding in each.findings]
     if len(explorations) > 1:
         lines.append(f"{sum(each.states for each in explorations):,} states in all, nothing wrong")

@@ -57,6 +57,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "outbox": "What endpoints have still to send.",
     "outbox ls": "Outbox entries, and dead letters.",
     "outbox recover": "Finish what was left unfinished.",
+    "outbox migrate": "Make the tables of a database, or print the SQL that does.",
     "outbox feed": "Turn the messages of a topic into messages for handlers, each once.",
     "records": "Stores of records, which are reconciled.",
     "records add": "Keep every line of a file as a record.",

@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import dedent
 from typing import Annotated, Literal, TypeAlias
 
 from typer import Argument, Option
@@ -16,6 +18,7 @@ from onefold.net.process import stopped_by_signals
 from onefold.outbox.endpoint import Endpoint
 from onefold.outbox.feed import Feed, FeedRecord
 from onefold.outbox.plans import check_name
+from onefold.outbox.ports import SCHEMA_VERSION, open_local, schema_at
 from onefold.outbox.runner import World
 from onefold.outbox.worker import recover_stores
 from onefold.producers.documents import record_document
@@ -23,6 +26,7 @@ from onefold.producers.log.reader import LogReader
 from onefold.producers.records import MESSAGES
 from onefold.producers.topic import topic_folder
 from onefold.report.text import foreign, table
+from onefold.stores.addresses import masked
 
 Of: TypeAlias = Annotated[str | None, Option("--endpoint", help="Of this endpoint only.")]
 
@@ -110,8 +114,10 @@ def ls(
     if dead is not None:
         document["dead_letters"] = [letter_document(each, now) for each in dead]
         dead_rows = table("queue", "token", ">age", "why")
-        for queue, _, _, reason, at_ms, token in ((*each.buried, each.token) for each in dead):
-            dead_rows.add_row(foreign(queue), foreign(token or "-"), age(now - at_ms), foreign(reason, 300))
+        for letter in dead:
+            buried = letter.buried
+            why = foreign(buried.head, 300)
+            dead_rows.add_row(foreign(buried.queue), foreign(letter.token or "-"), age(now - buried.at_ms), why)
         parts.append((dead_rows, "set aside as dead letters"))
     if as_json:
         emit_json(document)
@@ -145,3 +151,22 @@ def recover(
     document = {name: count for name, count in asdict(done).items() if name != "purged"}
     tell(f"{done.finished:,} finished, {left}", document, as_json)
     return 1 if done.conflicts else 0
+
+
+def migrate(
+    store: Annotated[str, Argument(help="The database: sqlite:///file.db, postgresql://user@host/database.")],
+    sql: Annotated[bool, Option("--sql", help="Print the statements for somebody else to run; open nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make the tables of an outbox, or bring them up to date. Opening a store does it, too, if it is allowed to.
+
+    Each statement can be run again. The tables tell their version: an older onefold refuses those of a later one.
+    """
+    statements = schema_at(store)
+    if sql:
+        text = [f"{dedent(statement).strip()};" for statement in statements]
+        emit_json({"version": SCHEMA_VERSION, "statements": text}) if as_json else print("\n".join(text))
+        return
+    with closing(open_local(store)):
+        line = f"the tables at {masked(store)} have version {SCHEMA_VERSION}"
+        tell(line, {"version": SCHEMA_VERSION}, as_json)

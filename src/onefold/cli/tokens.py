@@ -277,4 +277,4 @@ def _lines(context: TokenContext, name: str, now_ms: int) -> Iterator[tuple[str,
     if (sender := context.sender) is not None:
         yield "to be sent", f"by the outbox of {sender.key}, for {age(now_ms - sender.at_ms)}"
     for buried in (letter.buried for letter in context.letters):
-        yield "dead letter", f"in {buried.queue}, for {age(now_ms - buried.at_ms)}: {buried.reason}"
+        yield "dead letter", f"in {buried.queue}, for {age(now_ms - buried.at_ms)}: {buried.head}"

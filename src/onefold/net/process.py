@@ -4,6 +4,7 @@ import logging
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
@@ -38,10 +39,10 @@ def stopped_by_signals(stop: threading.Event) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def one_line_errors(names: Sequence[str], level: int = logging.ERROR) -> Iterator[None]:
-    """Print each error of these loggers as one line on standard error, and nothing else of them."""
+def one_line_errors(names: Sequence[str], level: int = logging.ERROR, *, tracebacks: bool = False) -> Iterator[None]:
+    """Print each error of these loggers as one line on standard error, and nothing else of them but ``tracebacks``."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("onefold: %(message)s"))
+    handler.setFormatter(_OneLine(tracebacks))
     handler.setLevel(level)
     loggers = [logging.getLogger(name) for name in names]
     for logger in loggers:
@@ -56,9 +57,17 @@ def one_line_errors(names: Sequence[str], level: int = logging.ERROR) -> Iterato
 
 
 class _OneLine(logging.Formatter):
+    def __init__(self, tracebacks: bool) -> None:
+        super().__init__("onefold: %(message)s")
+        self._tracebacks = tracebacks
+
     def format(self, record: logging.LogRecord) -> str:
         error = record.exc_info[1] if record.exc_info else None
         record.exc_info, record.exc_text, record.stack_info = None, None, None
-        line = super().format(record)
-        text = " ".join((f"{line}: {type(error).__name__}: {error}" if error else line).split())
-        return printable(without_logins(text))
+        lines = [super().format(record)]
+        if error and self._tracebacks:
+            lines += "".join(traceback.format_exception(error)).splitlines()
+        elif error:
+            lines[0] += f": {type(error).__name__}: {error}"
+        lines[0] = " ".join(lines[0].split())
+        return "\n".join(printable(without_logins(line)) for line in lines)

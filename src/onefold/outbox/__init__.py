@@ -17,6 +17,7 @@ from onefold.outbox.plans import (
     Out,
     Outcome,
     Outgoing,
+    Retry,
     Settled,
     Step,
     Taken,
@@ -37,6 +38,7 @@ from onefold.outbox.plans import (
 )
 
 if TYPE_CHECKING:
+    from onefold.outbox.desk import Desk, DeskApp
     from onefold.outbox.endpoint import Endpoint
     from onefold.outbox.stores.sqlite import MemoryLedger, MemoryQueue
 
@@ -46,6 +48,8 @@ __all__ = [
     "RECOVERIES",
     "RULES",
     "Attempt",
+    "Desk",
+    "DeskApp",
     "Endpoint",
     "Entity",
     "Entry",
@@ -57,6 +61,7 @@ __all__ = [
     "Out",
     "Outcome",
     "Outgoing",
+    "Retry",
     "Settled",
     "Step",
     "Taken",
@@ -77,5 +82,12 @@ __all__ = [
 ]
 
 __getattr__ = loaded_on_use(
-    __name__, {"Endpoint": "endpoint", "MemoryLedger": "stores.sqlite", "MemoryQueue": "stores.sqlite"}
+    __name__,
+    {
+        "Desk": "desk",
+        "DeskApp": "desk",
+        "Endpoint": "endpoint",
+        "MemoryLedger": "stores.sqlite",
+        "MemoryQueue": "stores.sqlite",
+    },
 )

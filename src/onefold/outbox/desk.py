@@ -42,31 +42,34 @@ import hashlib
 import re
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from secrets import randbits
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, Self, TypeVar
 from uuid import UUID
 from zlib import crc32
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from onefold.clock import wall_ms
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse, OnefoldError, StaleWrite, StoreFailed
-from onefold.net.http import HttpServer, Statuses, answer, check_host
+from onefold.net.http import Body, Budget, HttpServer, Statuses, answer, check_host, refusal
 from onefold.net.limits import HttpLimits
 from onefold.outbox import Entity, Key, Message, Out, Outcome, mark_of, pack
 from onefold.outbox.endpoint import Endpoint
 from onefold.outbox.metrics import outbox_metrics
-from onefold.outbox.plans import BODY_BYTES_MAX, check_queue
+from onefold.outbox.plans import BODY_BYTES_MAX, NO_HEADERS, TRACE, check_queue
 from onefold.outbox.ports import EntityStore, Ledger, Queue, TokenStore
-from onefold.outbox.worker import Consumer, Consuming
+from onefold.outbox.worker import Consumer, Consuming, log
 
 VERSION: Final = 7
 _ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
@@ -223,9 +226,9 @@ class Desk:
     """
 
     def __init__(
-        self, *, store: str | Ledger | EntityStore, transport: str | Queue, tokens: str | TokenStore | None = None,
-        plan: str | None = None, name: str = "desk", window_s: float = WINDOW_S, queues: Collection[str] | None = None,
-        clock_ms: Callable[[], int] = wall_ms,
+        self, *, store: str | Ledger | EntityStore, transport: str | Queue | None = None,
+        tokens: str | TokenStore | None = None, plan: str | None = None, name: str = "desk",
+        window_s: float = WINDOW_S, queues: Collection[str] | None = None, clock_ms: Callable[[], int] = wall_ms,
     ) -> None:  # fmt: skip
         if not 0 < window_s <= WINDOW_S_MAX:
             raise Misuse(f"window_s is {window_s}, must be above 0 and at most {WINDOW_S_MAX:,}", window_s=window_s)
@@ -271,14 +274,16 @@ class Desk:
                 return not slot.version
         raise _contended(f"request {request}", SEND_TRIES_MAX)
 
-    def submit(self, queue: str, request: str, body: Any) -> Slot:
-        """Fill a request and send it, once, however often this is called; `Differs` for another body."""
+    def submit(self, queue: str, request: str, body: Any, headers: Mapping[str, str] = NO_HEADERS) -> Slot:
+        """Fill a request and send it, once, however often this is called; `Differs` for another body. The ``headers``
+        are those of the first time."""
         request = check_id(request)
         self._check_queue(queue)
         digest = hashlib.sha256(pack(body).encode()).hexdigest()
         until_ms = self._live(self._load(request), queue).state["until_ms"]
         origin = f"{self.endpoint.name}/{request}"
-        outcome = self.endpoint.take(request, 1, [Out(queue, body)], origin=origin, known=True, also={"digest": digest})
+        outs = [Out(queue, body, headers)]
+        outcome = self.endpoint.take(request, 1, outs, origin=origin, known=True, also={"digest": digest})
         if outcome is Outcome.CONFLICT:
             raise _contended(f"request {request}", SEND_TRIES_MAX)
         if outcome is Outcome.APPLIED:  # it is sent: to look again, and find it expired or forgotten, would deny that
@@ -316,6 +321,14 @@ class Desk:
     def close(self) -> None:
         self.endpoint.close()
 
+    def answering(self) -> DeskAnswers:
+        """To be entered for as long as answers shall come in, by one process at least."""
+        return DeskAnswers(self)
+
+    @property
+    def aio(self) -> AsyncDesk:
+        return AsyncDesk(self)
+
     def _tend(self) -> None:
         now = self.endpoint.clock_ms()
         if not 0 <= now - self._tended_ms < TEND_S * 1_000:  # also when the clock was set back since
@@ -346,6 +359,25 @@ class Desk:
 
     def _load(self, request: str) -> Entity:
         return self.endpoint.world.entities.load([self.endpoint.key(request)])[0]
+
+
+class AsyncDesk:
+    """The verbs of a desk, to be awaited; the stores block, so each runs in a thread."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    async def put(self, queue: str, request: str) -> bool:
+        return await asyncio.to_thread(self.desk.put, queue, request)
+
+    async def submit(self, queue: str, request: str, body: Any, headers: Mapping[str, str] = NO_HEADERS) -> Slot:
+        return await asyncio.to_thread(self.desk.submit, queue, request, body, headers)
+
+    async def status(self, request: str, queue: str | None = None) -> Slot:
+        return await asyncio.to_thread(self.desk.status, request, queue)
+
+    async def forget(self, request: str, queue: str | None = None) -> None:
+        await asyncio.to_thread(self.desk.forget, request, queue)
 
 
 def answered(state: Any, message: Message) -> tuple[Any, list[Out]]:
@@ -455,6 +487,7 @@ def _wait_s(request: Request) -> int:
 
 
 PORT: Final = 7656
+DESK_LIMITS: Final = HttpLimits(body_bytes_max=BODY_BYTES_MAX, in_hand_bytes_max=64 << 20)
 WAIT_S_MAX: Final = 30.0
 """Proxies cut a silent request off after 60 s."""
 AGAIN_S: Final = 1.0
@@ -468,9 +501,124 @@ class DeskSettings:
     """0: any that is free."""
     token: str | None = field(default=None, repr=False)
     wait_s_max: float = WAIT_S_MAX
-    limits: HttpLimits = field(
-        default_factory=lambda: HttpLimits(body_bytes_max=BODY_BYTES_MAX, in_hand_bytes_max=64 << 20)
-    )
+    limits: HttpLimits = DESK_LIMITS
+
+
+class DeskAnswers:
+    """The desk's own queue, consumed in a thread: answers come in by it, and its chores are done."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._error: str | None = None
+        self._ending = threading.Event()
+        self.consumer: Consumer | None = None
+
+    @property
+    def problem(self) -> str | None:
+        return self._error or (None if self.consumer is None else self.consumer.trouble)
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._consume, name="onefold-desk-answers")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _consume(self) -> None:
+        def well() -> None:
+            self._error = None
+
+        while not self._ending.is_set():
+            settings = Consuming(tombstone_s=self._desk.tombstone_s)
+            self.consumer = Consumer(self._desk.endpoint, settings, stop=self._ending)
+            try:
+                self.consumer.run(well)
+            except Exception as error:
+                self._error = str(error)
+                self._ending.wait(AGAIN_S)
+
+
+class DeskApp:
+    """The desk as an ASGI app, to be mounted into one of yours; who may ask is for that to say.
+
+    desk = Desk(store="sqlite:///shop.db")
+
+    @asynccontextmanager
+    async def lifespan(app):
+        with desk.answering():
+            yield
+
+    app = Starlette(routes=[Mount("/requests", DeskApp(desk))], lifespan=lifespan)
+    """
+
+    def __init__(self, desk: Desk, *, wait_s_max: float = WAIT_S_MAX, limits: HttpLimits | None = None) -> None:
+        self.desk = desk
+        self.limits = limits or DESK_LIMITS
+        self._budget = Budget(self.limits.in_hand_bytes_max)
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="onefold-desk")
+        self.waiting = Waiting(lambda ids: self._off(desk.states, ids), wait_s_max)
+        self.routes = [
+            Route("/{queue}", self.issue, methods=["POST"]),
+            Route("/{queue}/{id}", self.put, methods=["PUT"]),
+            Route("/{queue}/{id}", self.submit, methods=["POST"]),
+            Route("/{queue}/{id}", self.look, methods=["GET"]),
+            Route("/{queue}/{id}", self.forget, methods=["DELETE"]),
+        ]
+        self._router = Router(self.routes, redirect_slashes=False)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = Body(scope, receive, self.limits, self._budget)
+        try:
+            await self._router({**scope, "app": self}, body.receive, send)
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            status, text = refusal(error, log, STATUSES)
+            headers = error.headers if isinstance(error, HTTPException) else None
+            await answer({"error": text}, status, headers)(scope, receive, send)
+        finally:
+            body.close()
+
+    def close(self) -> None:
+        """Its threads end; the desk stays open."""
+        self._pool.shutdown()
+
+    async def issue(self, request: Request) -> Response:
+        await _no_body(request)
+        queue, new = request.path_params["queue"], self.desk.issue()
+        await self._off(self.desk.put, queue, new)
+        location = f"{request.scope.get('root_path', '')}/{queue}/{new}"
+        return answer({"id": new, "status": "open"}, 201, {"location": location})
+
+    async def put(self, request: Request) -> Response:
+        await _no_body(request)
+        queue, named = _named(request)
+        is_new = await self._off(self.desk.put, queue, named)
+        return answer(_document(named, await self._off(self.desk.status, named, queue)), 201 if is_new else 200)
+
+    async def submit(self, request: Request) -> Response:
+        queue, named = _named(request)
+        body = read_json(await request.body(), "the body")
+        trace = {name: request.headers[name] for name in TRACE if name in request.headers}
+        slot = await self._off(self.desk.submit, queue, named, body, trace)
+        slot = await self.waiting.answer(named, slot, _wait_s(request))
+        return answer(_document(named, slot), 200 if slot.status == ANSWERED else 202)
+
+    async def look(self, request: Request) -> Response:
+        queue, named = _named(request)
+        slot = await self._off(self.desk.status, named, queue)
+        return answer(_document(named, await self.waiting.answer(named, slot, _wait_s(request))))
+
+    async def forget(self, request: Request) -> Response:
+        queue, named = _named(request)
+        await self._off(self.desk.forget, named, queue)
+        return Response(status_code=204)
+
+    async def _off(self, call: Callable[..., T], *values: Any) -> T:
+        """In a thread: the stores block."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *values)
 
 
 class DeskServer(HttpServer):
@@ -485,95 +633,39 @@ class DeskServer(HttpServer):
         check_host(settings.host, settings.token)  # before anything is opened or made
         self.desk = desk
         desk.endpoint.world  # noqa: B018 # opens the stores: what is wrong with them is told before anybody asks
-        self._problem: str | None = None
-        self._consumer: Consumer | None = None
-        self._ending = threading.Event()
-        self._answers: Counter[tuple[str, str]] = Counter()
-        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="onefold-desk")
-        self._waiting = Waiting(lambda ids: self._off(desk.states, ids), settings.wait_s_max)
+        self._answers = desk.answering()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._app = DeskApp(desk, wait_s_max=settings.wait_s_max)
         super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
         """Serve; ``say`` is called with the address as soon as requests are answered."""
-        consuming = threading.Thread(target=self._consume, name="onefold-desk-answers")
-        consuming.start()
         try:
-            super().run(say)
+            with self._answers:
+                super().run(say)
         finally:
-            self._ending.set()
-            consuming.join()
             self.desk.close()
 
     async def serve(self) -> None:
-        routes = [
-            Route("/{queue}", self.issue, methods=["POST"]),
-            Route("/{queue}/{id}", self.put, methods=["PUT"]),
-            Route("/{queue}/{id}", self.submit, methods=["POST"]),
-            Route("/{queue}/{id}", self.look, methods=["GET"]),
-            Route("/{queue}/{id}", self.forget, methods=["DELETE"]),
-        ]
-        stop = self._waiting.close
-        with self._pool:
-            await self.answer(routes, health=self._health, metrics=self._metrics, blocking=True, drain=stop)
-
-    async def issue(self, request: Request) -> Response:
-        await _no_body(request)
-        queue, new = request.path_params["queue"], self.desk.issue()
-        await self._off(self.desk.put, queue, new)
-        return answer({"id": new, "status": "open"}, 201, {"location": f"/{queue}/{new}"})
-
-    async def put(self, request: Request) -> Response:
-        await _no_body(request)
-        queue, named = _named(request)
-        is_new = await self._off(self.desk.put, queue, named)
-        return answer(_document(named, await self._off(self.desk.status, named, queue)), 201 if is_new else 200)
-
-    async def submit(self, request: Request) -> Response:
-        queue, named = _named(request)
-        slot = await self._off(self.desk.submit, queue, named, read_json(await request.body(), "the body"))
-        slot = await self._waiting.answer(named, slot, _wait_s(request))
-        return answer(_document(named, slot), 200 if slot.status == ANSWERED else 202)
-
-    async def look(self, request: Request) -> Response:
-        queue, named = _named(request)
-        slot = await self._off(self.desk.status, named, queue)
-        return answer(_document(named, await self._waiting.answer(named, slot, _wait_s(request))))
-
-    async def forget(self, request: Request) -> Response:
-        queue, named = _named(request)
-        await self._off(self.desk.forget, named, queue)
-        return Response(status_code=204)
-
-    async def _off(self, call: Callable[..., T], *values: Any) -> T:
-        """In a thread: the stores block."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call, *values)
+        app = self._app
+        with closing(app):
+            await self.answer(
+                app.routes, health=self._health, metrics=self._metrics, blocking=True, drain=app.waiting.close
+            )
 
     def answered(self, method: str, status: int) -> None:
-        self._answers[method if method in METHODS else "other", str(status)] += 1
+        self._counts[method if method in METHODS else "other", str(status)] += 1
 
     def _health(self) -> dict[str, Any]:
-        problem = self._problem or (None if self._consumer is None else self._consumer.trouble)
+        problem = self._answers.problem
         return {} if problem is None else {"problem": f"answers do not come in: {problem}"}
 
     def _metrics(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
             "onefold_desk_requests", "Requests by how they were answered.", labels=["method", "status"]
         )
-        for labels, count in list(self._answers.items()):
+        for labels, count in list(self._counts.items()):
             requests.add_metric(labels, count)
         yield requests
-        if self._consumer is not None:
-            yield from outbox_metrics(self._consumer)
-
-    def _consume(self) -> None:
-        def well() -> None:
-            self._problem = None
-
-        while not self._ending.is_set():
-            settings = Consuming(tombstone_s=self.desk.tombstone_s)
-            self._consumer = Consumer(self.desk.endpoint, settings, stop=self._ending)
-            try:
-                self._consumer.run(well)
-            except Exception as error:
-                self._problem = str(error)
-                self._ending.wait(AGAIN_S)
+        if self._answers.consumer is not None:
+            yield from outbox_metrics(self._answers.consumer)

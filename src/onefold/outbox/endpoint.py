@@ -1,18 +1,21 @@
 """An endpoint: handlers for queues, with the stores and the transport behind them.
 
-    app = Endpoint("billing", store="sqlite:///billing.db", transport="sqlite:///queue.db")
+    app = Endpoint("billing", store="sqlite:///billing.db")
 
     @app.handler("orders", key="order")
     def pay(state, message):
         return {"paid": message["sum"]}, [Out("shipping", {"order": message["order"]})]
 
-With one ``store`` the tokens are in it, and each message is one transaction. Where entities and tokens are in two
-stores, ``tokens`` names the second; all endpoints that send each other messages share one token store. Nothing is
-opened before it is used: to import a module that has an endpoint touches nothing.
+Without a ``transport`` the store is the queue, too (plan `local`): a message is a row there, and processed in one
+transaction. With another transport the tokens are in the ``store``, or in a second one that ``tokens`` names; all
+endpoints that send each other messages share one token store. Nothing is opened before it is used: to import a module
+that has an endpoint touches nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
@@ -24,10 +27,27 @@ from typing import Any, Final, Self, TypeVar
 from onefold.clock import wall_ms
 from onefold.errors import BadInput, Misuse
 from onefold.outbox import plans
-from onefold.outbox.plans import Handler, Handling, Key, KeyOf, Message, Out, Outcome, Taken, check_queue
-from onefold.outbox.ports import Delivery, EntityStore, Ledger, Queue, TokenStore, open_ledger, open_queue, open_tokens
-from onefold.outbox.runner import Loop, Work, World, attempt, raised, run_one
+from onefold.outbox.plans import Handler, Handling, Key, KeyOf, Message, Out, Outcome, Retry, Taken, check_queue
+from onefold.outbox.ports import (
+    Delivery,
+    EntityStore,
+    Ledger,
+    LocalStore,
+    LocalTransaction,
+    Parcel,
+    Queue,
+    TokenStore,
+    check_parcels,
+    open_ledger,
+    open_local,
+    open_queue,
+    open_tokens,
+    parcels_of,
+)
+from onefold.outbox.runner import Loop, Work, World, attempted, fresh_ids, raised, run_one, takes_context
+from onefold.outbox.stores.foreign import add_rows
 from onefold.outbox.worker import Consumer, Consuming, Recovered, recover
+from onefold.stores.addresses import scheme_of
 from onefold.tally import Tally
 
 TAKE_TRIES_MAX: Final = 10
@@ -37,20 +57,43 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 Decorated = TypeVar("Decorated", bound=Handler)
 
 
+def _is_one(store: Any, transport: Any) -> bool:
+    """Whether they name one database, or are one object."""
+    if isinstance(store, str) and isinstance(transport, str):
+        return scheme_of(store) == scheme_of(transport) != ("", "")
+    return store is transport
+
+
+def _arguments(call: Callable[..., Any]) -> int:
+    """How many it takes by position and needs."""
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):
+        return 0
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in kinds and each.default is each.empty and each.name != "ctx" for each in parameters)
+
+
 class Endpoint:
     """Handlers, stores and a transport. A store that is given, not named by its address, is the caller's to close."""
 
     def __init__(
-        self, name: str, *, store: str | Ledger | EntityStore, transport: str | Queue,
+        self, name: str, *, store: str | Ledger | EntityStore, transport: str | Queue | None = None,
         tokens: str | TokenStore | None = None, plan: str | None = None, clock_ms: Callable[[], int] = wall_ms,
     ) -> None:  # fmt: skip
         self.name = check_queue(name)  # it is part of the names of marks, which are taken apart again
-        self.plan = plan or ("transactional" if tokens is None else "parented")
+        self.is_one = transport is None or _is_one(store, transport)
+        """The store is the queue, too."""
+        self.plan = plan or ("parented" if tokens is not None else "local" if self.is_one else "transactional")
         if self.plan not in plans.PLANS:
             raise Misuse(f"plan is {plan!r}, must be one of {', '.join(plans.PLANS)}", plan=plan)
-        if self.plan == "transactional" and tokens is not None:
-            raise Misuse("the plan 'transactional' keeps tokens in the store: 'tokens' would have no effect")
-        needed = "settle" if self.plan == "transactional" else "holds"
+        if self.plan in ("transactional", "local") and tokens is not None:
+            raise Misuse(f"the plan {self.plan!r} keeps tokens in the store: 'tokens' would have no effect")
+        if self.plan == "local" and not self.is_one:
+            raise Misuse("the plan 'local' needs the queue in the store: leave 'transport' out")
+        needed = {"transactional": "settle", "local": "commit"}.get(self.plan, "holds")
+        if transport is None and not isinstance(store, str) and not hasattr(type(store), "commit"):
+            raise Misuse(f"{type(store).__name__} is no queue: name one by 'transport'")
         if tokens is None and not isinstance(store, str) and not hasattr(type(store), needed):
             raise Misuse(f"{type(store).__name__} keeps no tokens: name a token store by 'tokens'")
         self.clock_ms = clock_ms
@@ -71,21 +114,48 @@ class Endpoint:
     def handlers(self) -> Mapping[str, Handling]:
         return MappingProxyType(self._handlers)
 
-    def handler(self, queue: str, *, key: KeyOf) -> Callable[[Decorated], Decorated]:
+    def handler(
+        self, queue: str, *, key: KeyOf | None = None, body: Any = None, retry: Retry | None = None,
+        fatal: type[Exception] | tuple[type[Exception], ...] = (), ordered: bool = False,
+    ) -> Callable[[Decorated], Decorated]:  # fmt: skip
         """Makes a function ``(state, message) -> (state, outgoing)`` the handler of a queue; it may be a coroutine.
 
-        ``key``: the field of the body, or a function of the message, that names the entity.
+        ``key``: the field of the body, or a function of the message, that names the entity. Without it the handler
+        keeps no state here: ``(message) -> outgoing``. One that takes one argument more, ``db``, is given the
+        connection in the transaction that settles the message, to write tables of your own. Both need the plan `local`.
+        One with a parameter ``ctx`` can call others: see `onefold.outbox.plans.Context`.
+
+        ``body``: the type that a body must have, a dataclass, a pydantic model or any other that pydantic knows;
+        ``message.body`` is one then, and what cannot be one is a dead letter at once. ``retry``: for this queue instead
+        of the consumer's. ``fatal``: errors after which it is not tried again. ``ordered``: messages of one key are
+        handled in the order in which they were sent, whoever consumes them; one that fails holds those behind it.
         """
         check_queue(queue)
-        if not (isinstance(key, str) and key) and not callable(key):
+        if key is not None and not (isinstance(key, str) and key) and not callable(key):
             raise Misuse(f"key is {key!r}, must be the name of a field or a function", key=key)
+        fatals = fatal if isinstance(fatal, tuple) else (fatal,)
+        if not all(isinstance(each, type) and issubclass(each, Exception) for each in fatals):
+            raise Misuse(f"{queue}: fatal is {fatal!r}, must be a class of errors, or a tuple of them")
+        if not isinstance(retry, Retry | None):
+            raise Misuse(f"{queue}: retry is {retry!r}, must be a Retry")
+        decode = None if body is None else decoder(queue, body)
 
         def register(call: Decorated) -> Decorated:
             if not callable(call):
                 raise Misuse(f"{queue}: the handler is {call!r}, must be a function")
             if queue in self._handlers:
                 raise Misuse(f"{queue} has a handler in {self.name} already: {self._handlers[queue].call!r}")
-            self._handlers[queue] = Handling(queue, call, key)
+            if ordered and (key is None or self.plan != "local"):
+                raise Misuse(f"{queue}: ordered needs a key, and the plan 'local'")
+            takes_db = _arguments(call) == (2 if key is None else 3)
+            if self.plan != "local" and (key is None or takes_db):
+                what = "a key" if key is None else "its state, not the connection"
+                raise Misuse(f"{queue}: under the plan {self.plan!r} a handler needs {what}; 'local' is more than that")
+            if takes_db and inspect.iscoroutinefunction(call):
+                raise Misuse(f"{queue}: a handler that takes the connection cannot be a coroutine")
+            if takes_context(call) and takes_db:
+                raise Misuse(f"{queue}: a handler takes ctx or db: what is done outside cannot be rolled back with db")
+            self._handlers[queue] = Handling(queue, call, key, takes_db, decode, retry, fatals, ordered)
             return call
 
         return register
@@ -107,11 +177,16 @@ class Endpoint:
             if self._world is None:
                 store, transport, tokens = self._named
                 with ExitStack() as opened:
-                    entities = ours(store, open_ledger)
+                    entities = ours(store, open_local if self.is_one else open_ledger)
                     token_store = entities if tokens is None else ours(tokens, open_tokens)
-                    self._world = World(entities, token_store, ours(transport, open_queue))
+                    self._world = World(entities, token_store, entities if self.is_one else ours(transport, open_queue))
                     self._opened = opened.pop_all()
             return self._world
+
+    @property
+    def aio(self) -> AsyncEndpoint:
+        """The same, for code on an event loop."""
+        return AsyncEndpoint(self)
 
     def key(self, name: str) -> Key:
         return Key(self.name, plans.check_name(name, "key"))
@@ -126,16 +201,67 @@ class Endpoint:
         if handling is None:
             raise BadInput(f"{self.name} has no handler for {message.to!r:.300}", queue=message.to)
         plans.check_token(message.token)
-        return Work(message, self.key(plans.key_of(message, handling.key)), handling.call, delivery)
+        name, message = handling.read(message)
+        return Work(message, None if name is None else self.key(name), handling, delivery)
+
+    def plan_of(self, message: Message) -> str:
+        """Under which plan it is processed: ours, unless an endpoint with another one on the same database sent it.
+        `BadInput` if its token is somewhere else."""
+        world = self.world
+        local = world.local.place if self.plan == "local" else None
+        if message.realm == local:
+            return self.plan
+        if message.realm == world.tokens.realm:
+            return "transactional" if local else self.plan
+        ours = local or world.tokens.realm
+        raise BadInput(f"its token is kept in {message.realm!r:.300}, not in {ours!r}")
 
     def process(self, message: Message, delivery: Delivery | None = None) -> Outcome:
-        """Attempt one message, once, and acknowledge its delivery. After CONFLICT or an error, which is raised, it must
-        come again."""
+        """Attempt one message, once, and acknowledge its delivery, which the plan `local` needs. After CONFLICT or an
+        error, which is raised, it must come again."""
         work = self.work(message, delivery)
-        if message.realm not in ("", realm := self.world.tokens.realm):
-            raise BadInput(f"{message.to}: the token is kept in {message.realm!r}, not in {realm!r}")
-        (ended,) = attempt(self.world, self.plan, [work], self.loop)
-        return raised(ended)
+        plan = self.plan_of(message) if message.realm else self.plan
+        (end,) = attempted(self.world, plan, [work], self.loop, self.clock_ms())
+        return raised(end)
+
+    def send(self, connection: Any, *outs: Out) -> Any:
+        """Send in a transaction of your own: with your rows, or not at all. ``connection`` leads to the store, by
+        sqlite3, psycopg, asyncpg or SQLAlchemy (a connection or a session); await the answer where it is asynchronous.
+
+        Nothing is committed or rolled back here, and nothing else is on the way: a plain loss of the connection is a
+        rollback. It needs the plan `local`.
+        """
+        store = self._sending()
+        parcels = self._parcels(store, outs)
+        return add_rows(connection, parcels, store.realm, store.quoted_schema, self.clock_ms())
+
+    def relay(self, take: Callable[[Any], Iterable[Out]]) -> int:
+        """Move what a table of your own has to send: how many messages it was. ``take`` is given the connection of a
+        transaction, deletes rows there and returns what they send; it may be called again.
+
+        Rows that are deleted when they are taken need no mark, so it does no harm that serial ids commit out of order.
+        """
+        store = self._sending()
+
+        def work(transaction: LocalTransaction) -> int:
+            parcels = self._parcels(store, tuple(take(transaction.connection)))
+            if parcels:
+                add_rows(transaction.connection, parcels, store.realm, store.quoted_schema, self.clock_ms())
+            return len(parcels)
+
+        return store.transact(work)
+
+    def _sending(self) -> LocalStore:
+        if self.plan != "local":
+            raise Misuse(f"under the plan {self.plan!r} nothing can be sent in your own transaction: it needs 'local'")
+        return self.world.local
+
+    def _parcels(self, store: LocalStore, outs: tuple[Out, ...]) -> list[Parcel]:
+        outgoing = plans.outgoings(outs, f"{self.name}.send", now_ms=self.clock_ms())
+        _, *tokens = fresh_ids(1 + len(outgoing))
+        parcels = parcels_of(plans.Entry(outgoing).checkpointed("", tuple(tokens)).messages(""), store.place)
+        check_parcels(parcels)
+        return parcels
 
     def take(
         self, source: str, mark: int, outs: Iterable[Out], *, origin: str = "", known: bool = False,
@@ -148,9 +274,9 @@ class Endpoint:
         """
         if type(mark) is not int or not 0 <= mark <= MARK_MAX:
             raise Misuse(f"mark is {mark!r}, must be a whole number from 0 to 2**63 - 1", mark=mark)
-        outgoing = plans.outgoings(outs, f"{source}#{mark}", origin)
+        outgoing = plans.outgoings(outs, f"{source}#{mark}", origin, self.clock_ms())
         source_at = Taken(self.key(source), mark, outgoing, origin, known, after, also)
-        plan = plans.sourced_at_once if self.plan == "transactional" else plans.sourced
+        plan = plans.SOURCED[self.plan]
         outcome = Outcome.CONFLICT
         for tries in range(TAKE_TRIES_MAX):
             outcome = run_one(self.world, plan(source_at))
@@ -189,3 +315,67 @@ class Endpoint:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class AsyncEndpoint:
+    """The verbs of an endpoint, to be awaited; the stores block, so each runs in a thread."""
+
+    def __init__(self, app: Endpoint) -> None:
+        self.app = app
+
+    async def state(self, name: str) -> Any:
+        return await asyncio.to_thread(self.app.state, name)
+
+    async def process(self, message: Message, delivery: Delivery | None = None) -> Outcome:
+        return await asyncio.to_thread(self.app.process, message, delivery)
+
+    async def take(self, source: str, mark: int, outs: Iterable[Out], **options: Any) -> Outcome:
+        return await asyncio.to_thread(self.app.take, source, mark, outs, **options)
+
+    async def recover(self, older_than_s: float = 60, **options: Any) -> Recovered:
+        return await asyncio.to_thread(self.app.recover, older_than_s, **options)
+
+    async def consume(self, **settings: Any) -> Tally:
+        """Process what comes until this is cancelled, or until the queues are empty; what is in hand is finished."""
+        stop = threading.Event()
+        consuming = asyncio.create_task(asyncio.to_thread(self.app.consume, stop=stop, **settings))
+        try:
+            return await asyncio.shield(consuming)
+        finally:
+            stop.set()
+            await asyncio.wait([consuming])
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.app.close)
+
+
+def decoder(queue: str, body: Any) -> Callable[[Any], Any]:
+    """Makes an object of this type of a JSON value; `BadInput` names the fields that are wrong.
+
+    >>> from dataclasses import dataclass
+    >>> from decimal import Decimal
+    >>> @dataclass
+    ... class Order:
+    ...     sum: Decimal
+    >>> decoder("orders", Order)({"sum": "2.50"}).sum
+    Decimal('2.50')
+    >>> decoder("orders", Order)({})
+    Traceback (most recent call last):
+    onefold.errors.BadInput: orders: the body is no Order: sum: Field required
+    """
+    from pydantic import ConfigDict, PydanticUserError, ValidationError, create_model
+
+    try:  # a model around it: its settings are taken over by dataclasses, which have none of their own
+        model: Any = create_model("Body", value=(body, ...), __config__=ConfigDict(val_json_bytes="base64"))
+    except (PydanticUserError, TypeError) as error:
+        raise Misuse(f"{queue}: body is {body!r:.100}, no type that can be read: {error}") from error
+
+    def decode(value: Any) -> Any:
+        try:
+            return model.model_validate_json(plans.pack({"value": value})).value
+        except ValidationError as error:
+            wrong = [f"{'.'.join(map(str, each['loc'][1:])) or 'it'}: {each['msg']}" for each in error.errors()[:3]]
+            name = getattr(body, "__name__", str(body))
+            raise BadInput(f"{queue}: the body is no {name}: {'; '.join(wrong)}") from error
+
+    return decode

@@ -1,4 +1,4 @@
-"""One attempt at one message: the three plans, each read from top to bottom like the published listing.
+"""One attempt at one message: the plans, each read from top to bottom like the published listing.
 
 A message is processed only while its *token* exists (token-based deduplication, Masternak and Pobiega); the token is
 also its name. What a duplicate filter forgets too early comes in twice; a token that is gone cannot come back, so
@@ -25,6 +25,13 @@ Why each line stands where it does, in all plans:
     checkpointed    load, holds, persist, create, persist, remove, persist    the published listing
     parented        load, create, persist, remove, persist                    makes tokens before the one write
     transactional   open, settle, finish                                      needs one database for all
+    local           lease, peek, commit                                       the queue is in that database, too
+
+`local` is the published listing with everything in one place. The row of a message in the queue *is* its token: it is
+there as long as the message may be processed, and is deleted in the one transaction that writes the entity and adds the
+rows of what is sent. So there is nothing left to check: no entry to keep, no message to send later, no garbage. A lease
+is no part of the safety, and need not outlive a crash: of two who hold one row, the first to delete it gets through.
+What several messages of one entity do is folded over its state, and written once.
 
 *Sources.* What comes from outside has no token yet, but a *mark* that only grows: the offset in a log, the number of a
 batch. The highest mark that was taken is the state of an entity, one per source, and is written together with an outbox
@@ -43,8 +50,9 @@ for a copy that comes too late; what it returned then counts for nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field
+from base64 import b64encode
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -52,6 +60,13 @@ from typing import Any, Final, NamedTuple
 
 from onefold.errors import BadInput, Damaged, Misuse, OnefoldError
 from onefold.verdict import Answer, Verdict
+
+NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
+TRACE: Final = ("traceparent", "tracestate")
+"""Headers of W3C Trace Context."""
+ENVELOPE: Final = 1
+"""The version of a message as bytes. A reader passes over fields that it does not know; a higher number says that it
+must not."""
 
 
 class Key(NamedTuple):
@@ -83,6 +98,14 @@ class Message(NamedTuple):
     """The request that it all began with, as ``queue/id``: whom `Out.reply` answers. Empty: nobody asked."""
     realm: str = ""
     """Which token store keeps its token. Another one must not take its absence for a sign."""
+    headers: Mapping[str, str] = NO_HEADERS
+    """What is said about it, not to the handler's purpose. Those of `TRACE` go on to what is sent for it."""
+    due_ms: int = 0
+    """Not before this time; 0: at once."""
+    delay_ms: int = 0
+    """How much of that was a delay when it was sent: who finds more left has a clock that was set back."""
+    priority: int = 0
+    """Within its queue the highest come first, where the queue knows priorities."""
 
     def __getitem__(self, name: Any) -> Any:  # that it is a tuple too is nobody's business
         return self.body[name]
@@ -97,6 +120,15 @@ class Outgoing(NamedTuple):
     to: str
     body: Any
     token: str = ""
+    headers: Mapping[str, str] = NO_HEADERS
+    due_ms: int = 0
+    delay_ms: int = 0
+    priority: int = 0
+
+    @property
+    def stored(self) -> tuple[Any, ...]:
+        """What an entry keeps of it: seldom more than the first three."""
+        return (*self[:3], dict(self.headers), *self[4:]) if self.headers or any(self[4:]) else self[:3]
 
 
 class Entry(NamedTuple):
@@ -107,19 +139,31 @@ class Entry(NamedTuple):
     """Whose tokens these are; empty: they have none yet."""
     origin: str = ""
     """That of the message, and of all that follow from it."""
+    answers: Mapping[str, Any] = MappingProxyType({})
+    """Of what was done outside for a message that is not applied yet: see `Context.once`."""
 
     def checkpointed(self, attempt: str, tokens: tuple[str, ...]) -> Entry:
         """The same, with tokens: from the write of this on, they are what is sent."""
         pairs = zip(self.outgoing, tokens, strict=True)
-        return Entry(tuple(Outgoing(out.to, out.body, token) for out, token in pairs), attempt, self.origin)
+        return self._replace(outgoing=tuple(out._replace(token=token) for out, token in pairs), attempt=attempt)
 
     def messages(self, cause: str) -> tuple[Message, ...]:
         """What is to be dispatched: nothing before the checkpoint."""
-        return tuple(Message(out.token, out.to, out.body, cause, self.origin) for out in self.outgoing if out.token)
+        return tuple(
+            Message(out.token, out.to, out.body, cause, self.origin, "", *out[3:]) for out in self.outgoing if out.token
+        )
 
     def creation(self, parent: str) -> Create:
         tokens = tuple((out.token, out.to) for out in self.outgoing)
         return Create(parent, self.attempt, tokens, guarded=MARK not in parent)
+
+
+MARK: Final = "#"
+"""In the name of an outbox entry that a source made: ``orders.log#41``. Tokens never contain it."""
+ONCE: Final = f"{MARK}once"
+"""Ends the name of an entry that keeps answers for a message, whose token is before it."""
+CALLS_MAX: Final = 100
+"""Outside, for one message: each is a write, and the handler is called once more."""
 
 
 class Entity(NamedTuple):
@@ -166,8 +210,35 @@ class Entity(NamedTuple):
         return Entity(self.key, self.version, self.state, outbox)
 
 
+def _jsonable(value: Any) -> Any:
+    """What else is taken: dataclasses and pydantic models as objects, bytes as Base64, dates, times, decimals, UUIDs
+    and enums as pydantic writes them, which is text. A set is not: it has no order."""
+    if isinstance(value, bytes | bytearray):
+        return b64encode(value).decode()
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: getattr(value, each.name) for each in fields(value)}
+    if isinstance(value, set | frozenset | Iterator):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value, by_alias=True)
+
+
 # Made once, which is half of the cost; what contains itself is found by the recursion that it causes.
-_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, allow_nan=False, check_circular=False)
+_ENCODER = json.JSONEncoder(
+    separators=(",", ":"), sort_keys=True, allow_nan=False, check_circular=False, default=_jsonable
+)
+_DECODER = json.JSONDecoder()
+# `encode` makes one of these anew for each value, which costs more than a small value itself.
+_MAKER: Any = getattr(json.encoder, "c_make_encoder", None)
+_CHUNKS: Any = _MAKER and _MAKER(
+    None, _jsonable, json.encoder.encode_basestring_ascii, None, ":", ",", True, False, False
+)
+
+
+def _value(packed: str) -> Any:
+    """What `pack` made a text of, without the looks that foreign text needs."""
+    return _DECODER.raw_decode(packed)[0]
 
 
 def pack(value: Any) -> str:
@@ -180,27 +251,41 @@ def pack(value: Any) -> str:
     onefold.errors.BadInput: not a JSON value: Object of type set is not JSON serializable
     """
     try:
-        return _ENCODER.encode(value)
+        return "".join(_CHUNKS(value, 0)) if _CHUNKS else _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(f"not a JSON value: {error}") from error
 
 
 def pack_entry(entry: Entry) -> str:
-    return pack(entry._asdict())
+    stored = {"outgoing": [out.stored for out in entry.outgoing], "attempt": entry.attempt, "origin": entry.origin}
+    return pack(stored | {"answers": dict(entry.answers)} if entry.answers else stored)
 
 
 def unpack_entry(text: str) -> Entry:
     """What `pack_entry` made; `BadInput` for anything else."""
     try:
         data = json.loads(text)
-        outgoing = tuple(Outgoing(to, body, token) for to, body, token in data["outgoing"])
-        entry = Entry(outgoing, data["attempt"], data["origin"])
+        outgoing = tuple(Outgoing(*out) for out in data["outgoing"])
+        entry = Entry(outgoing, data["attempt"], data["origin"], dict(data.get("answers", {})))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise BadInput(f"not an outbox entry: {error!r:.200}") from error
     texts = [entry.attempt, entry.origin, *(word for out in entry.outgoing for word in (out.to, out.token))]
     if not all(isinstance(word, str) for word in texts):
         raise BadInput(f"not an outbox entry: names and tokens must be text in {text!r:.200}")
+    for out in entry.outgoing:
+        _check_extras(out, "an outbox entry")
     return entry
+
+
+def _check_extras(sent: Message | Outgoing, what: str) -> None:
+    headers: Any = sent.headers
+    if not isinstance(headers, Mapping) or not all(isinstance(word, str) for pair in headers.items() for word in pair):
+        raise BadInput(f"not {what}: headers is {headers!r:.100}, must be an object of texts")
+    for name, least, most in (
+        ("due_ms", 0, TIME_MS_MAX), ("delay_ms", 0, TIME_MS_MAX), ("priority", -PRIORITY_MAX, PRIORITY_MAX),
+    ):  # fmt: skip
+        if type(value := getattr(sent, name)) is not int or not least <= value <= most:
+            raise BadInput(f"not {what}: {name} is {value!r:.100}, must be a whole number from {least} to {most}")
 
 
 def stored_entry(key: Key, name: str, text: str) -> Entry:
@@ -212,32 +297,54 @@ def stored_entry(key: Key, name: str, text: str) -> Entry:
 
 
 def pack_message(message: Message, realm: str = "") -> bytes:
-    """A message as bytes, for transports; ``realm`` is where its token is, if the message does not say so."""
-    return pack(message._asdict() | {"realm": realm or message.realm}).encode()
+    """A message as bytes, for transports; ``realm`` is where its token is, if the message does not say so.
+
+    >>> pack_message(Message("t1", "orders", 7))
+    b'{"body":7,"cause":"","origin":"","realm":"","to":"orders","token":"t1","v":1}'
+    """
+    fields = dict(zip(_ALWAYS, message, strict=False)) | {"v": ENVELOPE, "realm": realm or message.realm}
+    if message.headers or message.due_ms or message.delay_ms or message.priority:
+        if message.headers:
+            fields["headers"] = dict(message.headers)
+        for name in ("due_ms", "delay_ms", "priority"):
+            if value := getattr(message, name):
+                fields[name] = value
+    return pack(fields).encode()
 
 
 def unpack_message(payload: bytes) -> Message:
-    """What `pack_message` made; `BadInput` for anything else.
+    """What `pack_message` made, of this version or an earlier one; fields that it does not know are passed over.
+    `BadInput` for anything else.
 
-    >>> unpack_message(b'{"token": "t1", "to": "orders", "body": 7}')
-    Message(token='t1', to='orders', body=7, cause='', origin='', realm='')
+    >>> unpack_message(b'{"token": "t1", "to": "orders", "body": 7, "colour": "red"}').body
+    7
     >>> unpack_message(b'{"token": 1, "to": "orders", "body": 7}')
     Traceback (most recent call last):
     onefold.errors.BadInput: not a message: token is 1, must be text
     """
     try:
-        data = json.loads(payload)
+        data = _DECODER.decode(payload.decode())
     except (ValueError, RecursionError) as error:
         raise BadInput(f"not a message: {error}") from error
-    if not isinstance(data, dict) or not {"token", "to", "body"} <= data.keys() <= _FIELDS:
-        raise BadInput(f"not a message: must be an object with token, to, body and at most {sorted(_FIELDS)}")
-    for name in _FIELDS - {"body"}:
-        if not isinstance(data.get(name, ""), str):
-            raise BadInput(f"not a message: {name} is {data[name]!r:.100}, must be text")
-    return Message(**data)
+    if not isinstance(data, dict) or not {"token", "to", "body"} <= data.keys():
+        raise BadInput("not a message: must be an object with token, to and body")
+    version = data.get("v", ENVELOPE)
+    if type(version) is not int or not 0 < version <= ENVELOPE:
+        raise BadInput(f"not a message that can be read here: v is {version!r:.100}, known is up to {ENVELOPE}")
+    token, to, body, *others = (data.get(name, "") for name in _ALWAYS)
+    for name, value in zip(_TEXTS, (token, to, *others), strict=True):
+        if not isinstance(value, str):
+            raise BadInput(f"not a message: {name} is {value!r:.100}, must be text")
+    if _EXTRAS.isdisjoint(data):
+        return Message(token, to, body, *others)
+    message = Message(token, to, body, *others, **{name: data[name] for name in _EXTRAS if name in data})
+    _check_extras(message, "a message")
+    return message
 
 
-_FIELDS = frozenset(Message._fields)
+_ALWAYS: Final = ("token", "to", "body", "cause", "origin", "realm")
+_TEXTS: Final = tuple(name for name in _ALWAYS if name != "body")
+_EXTRAS: Final = frozenset(Message._fields) - {*_ALWAYS}
 
 
 class Load(NamedTuple):
@@ -270,11 +377,63 @@ class HandlerFailed(OnefoldError):
     """A handler raised, or returned what cannot be kept; the error itself is the cause of this one."""
 
 
+class Asked(BaseException):
+    """A handler wants something done outside before it goes on; it is called again with the answer."""
+
+    def __init__(self, name: str, call: Callable[[str], Any]) -> None:
+        super().__init__(name)
+        self.name, self.call = name, call
+
+
+class Context:
+    """What a handler is given that takes a parameter ``ctx``."""
+
+    def __init__(self, answers: Mapping[str, Any]) -> None:
+        self._answers = answers
+        self.asked: Asked | None = None
+
+    def once(self, name: str, call: Callable[[str], Any]) -> Any:
+        """Have something done outside: ``call(key)``, whose answer, a JSON value, is kept before the handler goes on.
+
+        ``key`` is the same however often the message comes: the provider's *Idempotency-Key*. A crash between the call
+        and the keeping makes the call again, with this key; a provider that honours keys does it once. The handler is
+        left here, and called anew from its beginning with the answer at hand. ``call`` may return a coroutine, which is
+        awaited; this function itself is not awaited.
+        """
+        if name not in self._answers:
+            self.asked = Asked(check_name(name, "the name of a call"), call)
+            raise self.asked
+        return json.loads(pack(self._answers[name]))
+
+
 class Handle(NamedTuple):
-    """Call the user's handler for the message with this state. Answered with `Handled`; what is raised instead is
-    raised here, too."""
+    """Call the user's handler for the message with this state. Answered with `Handled`, or with `Asked` for something
+    that is not among the ``answers``; what is raised instead is raised here, too."""
 
     state: Any
+    number: int = 0
+    """Which of the messages of this attempt."""
+    answers: Mapping[str, Any] = MappingProxyType({})
+
+
+class Call(NamedTuple):
+    """Do something outside, under a key. Answered with a JSON value; what is raised is raised here, too."""
+
+    name: str
+    key: str
+    call: Callable[[str], Any]
+    number: int = 0
+    """For which of the messages of this attempt."""
+
+    def __repr__(self) -> str:
+        return f"Call({self.name!r}, {self.key!r})"
+
+
+class Keep(NamedTuple):
+    """Keep answers with a row that is leased. Answered with all that are kept there; None if it is not ours now."""
+
+    receipt: str
+    answers: Mapping[str, Any]
 
 
 class Fresh(NamedTuple):
@@ -299,6 +458,18 @@ class Persist(NamedTuple):
     """Write an entity if its version is still the one it has here; it is one higher then. Answered with a bool."""
 
     entity: Entity
+
+
+class Lease(NamedTuple):
+    """Take the rows of these messages for some time. Answered with a receipt for each; None if the row is gone."""
+
+    tokens: tuple[str, ...]
+
+
+class Peek(NamedTuple):
+    """Read an entity without its outbox. Answered with the `Entity`."""
+
+    key: Key
 
 
 class Settled(StrEnum):
@@ -326,6 +497,18 @@ class Settle(NamedTuple):
         return self.entity.outbox.get(self.name)
 
 
+class Commit(NamedTuple):
+    """In one transaction: delete the rows of these receipts, write the entity, add rows for these messages.
+
+    Answered with `Settled`, as `Settle` is; NO_TOKEN if any of the rows is gone. Whose lease ran out may be the first.
+    """
+
+    entity: Entity | None
+    """None: the handler keeps no state here."""
+    receipts: tuple[str, ...]
+    messages: tuple[Message, ...]
+
+
 class Dispatch(NamedTuple):
     """Give messages to the transport. Answered when all are taken; a copy too many does no harm."""
 
@@ -350,7 +533,10 @@ class Acknowledge(NamedTuple):
     """Tell the transport that the message need not come again."""
 
 
-Step = Load | Holds | Open | Handle | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
+Step = (
+    Load | Holds | Open | Handle | Call | Fresh | Create | Persist | Settle | Dispatch | Remove | Finish | Acknowledge
+    | Lease | Peek | Keep | Commit
+)  # fmt: skip
 
 
 class Outcome(StrEnum):
@@ -374,8 +560,11 @@ def checkpointed(key: Key, message: Message) -> Attempt:
         return (yield from _tidied(key, token))
     if token in entity.outbox:
         return (yield from _delivered(entity, token, Outcome.RESUMED))
-    done: Handled = yield Handle(entity.state)
+    entity, done = yield from _asked(entity, token)
+    if isinstance(done, Outcome):
+        return done
     entity = entity.changed(done.state).keeping(token, Entry(done.outgoing, origin=message.origin))
+    entity = entity.without(token + ONCE)
     if not (yield Persist(entity)):
         return Outcome.CONFLICT
     return (yield from _delivered(entity.stored, token, Outcome.APPLIED))
@@ -388,15 +577,19 @@ def parented(key: Key, message: Message) -> Attempt:
     if token in entity.outbox:
         return (yield from _delivered(entity, token, Outcome.RESUMED))
     try:
-        done: Handled = yield Handle(entity.state)
+        entity, done = yield from _asked(entity, token, unsure=True)
     except HandlerFailed:
         if (yield Holds(token)):
             raise
-        return (yield from _tidied(key, token))  # a copy that comes too late need not please the handler
+        done = Outcome.DUPLICATE  # a copy that comes too late need not please the handler
+    if done is Outcome.CONFLICT:
+        return done
+    if isinstance(done, Outcome):
+        return (yield from _tidied(key, token))
     entry = yield from _with_ids(Entry(done.outgoing, origin=message.origin))
     if not (yield entry.creation(token)):
         return (yield from _tidied(key, token))
-    entity = entity.changed(done.state).keeping(token, entry)
+    entity = entity.changed(done.state).keeping(token, entry).without(token + ONCE)
     if not (yield Persist(entity)):
         return Outcome.CONFLICT
     return (yield from _delivered(entity.stored, token, Outcome.APPLIED))
@@ -410,16 +603,80 @@ def transactional(key: Key, message: Message) -> Attempt:
         if (rest := entity.outbox.get(token)) is not None:
             yield Dispatch(rest.messages(token))
             yield Finish(key, token)
+        if token + ONCE in entity.outbox:
+            yield Finish(key, token + ONCE)
         yield Acknowledge()
         return Outcome.DUPLICATE if rest is None else Outcome.RESUMED
     if token in entity.outbox:  # begun by another plan, which removes the token last
         return (yield from _delivered(entity, token, Outcome.RESUMED, at_once=True))
-    done: Handled = yield Handle(entity.state)
+    entity, done = yield from _asked(entity, token, at_once=True)
+    if isinstance(done, Outcome):
+        return done
     entry = Entry(done.outgoing, origin=message.origin)
     outcome = yield from _settled(entity.changed(done.state), token, entry, token)
     if outcome is Outcome.APPLIED:
+        if token + ONCE in entity.outbox:
+            yield Finish(key, token + ONCE)
         yield Acknowledge()
     return outcome
+
+
+Ends = tuple["Outcome | HandlerFailed | None", ...]
+"""Of messages that were folded, in their order; None: one before it failed, and it waits for that one."""
+
+
+def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = False) -> Generator[Step, Any, Ends]:
+    """For one database that has the queue, too: messages of one entity, the handler folded over its state, and all of
+    it in one transaction. One that fails changes nothing, and the others are as if it had not been there; ``in_order``:
+    those behind it wait for it. ``key`` None: the handler keeps no state here."""
+    receipts: tuple[str | None, ...] = yield Lease(tuple(message.token for message in messages))
+    entity: Entity | None = None if key is None else (yield Peek(key))
+    state = None if entity is None else entity.state
+    ends: list[Outcome | HandlerFailed | None] = [Outcome.DUPLICATE] * len(messages)
+    ours: list[str] = []
+    outgoing: list[tuple[Message, Outgoing]] = []
+    for number, (message, receipt) in enumerate(zip(messages, receipts, strict=True)):
+        if receipt is None:
+            continue
+        try:
+            done: Handled | Asked | None = yield Handle(state, number)
+            if isinstance(done, Asked):
+                done = yield from _asked_with_row(receipt, message.token, state, number)
+        except HandlerFailed as error:
+            ends[number] = error
+            if in_order:
+                ends[number + 1 :] = [None] * (len(messages) - number - 1)
+                break
+            continue
+        if done is None:  # somebody else has it now, or had
+            ends[number] = Outcome.CONFLICT
+            continue
+        state = done.state
+        outgoing += [(message, out) for out in done.outgoing]
+        ours.append(receipt)
+        ends[number] = Outcome.APPLIED
+    if not ours:
+        return tuple(ends)
+    _, *tokens = (yield Fresh(1 + len(outgoing))) if outgoing else ("",)
+    sent = tuple(
+        Message(token, out.to, out.body, message.token, message.origin, "", *out[3:])
+        for token, (message, out) in zip(tokens, outgoing, strict=True)
+    )
+    settled: Settled = yield Commit(entity and entity.changed(state), tuple(ours), sent)
+    if settled is not Settled.DONE:
+        gone = settled is Settled.NO_TOKEN and len(messages) == 1
+        other = Outcome.DUPLICATE if gone else Outcome.CONFLICT
+        ends = [other if end is Outcome.APPLIED else end for end in ends]
+    return tuple(ends)
+
+
+def local(key: Key, message: Message) -> Attempt:
+    """For one database that has the queue, too: the row of the message is its token."""
+    (end,) = yield from folded(key, (message,))
+    if isinstance(end, HandlerFailed):
+        raise end
+    assert end is not None, "there is none before it"
+    return end
 
 
 def resumed(key: Key, name: str, *, at_once: bool = False) -> Attempt:
@@ -431,18 +688,66 @@ def resumed(key: Key, name: str, *, at_once: bool = False) -> Attempt:
     entity: Entity = yield Load(key)
     if name not in entity.outbox:
         return Outcome.DUPLICATE
-    return (yield from _sent(entity, name, Outcome.RESUMED, at_once))
+    if not name.endswith(ONCE):
+        return (yield from _sent(entity, name, Outcome.RESUMED, at_once))
+    if (yield Holds(name.removesuffix(ONCE))):  # its message is still to come, and needs the answers
+        return Outcome.CONFLICT
+    if at_once:
+        yield Finish(key, name)
+    elif not (yield Persist(entity.without(name))):
+        return Outcome.CONFLICT
+    return Outcome.TIDIED
 
 
 Plan = Callable[[Key, Message], Attempt]
 Recovery = Callable[[Key, str], Attempt]
 
 PLANS: Final[Mapping[str, Plan]] = MappingProxyType(
-    {"checkpointed": checkpointed, "parented": parented, "transactional": transactional}
+    {"checkpointed": checkpointed, "parented": parented, "transactional": transactional, "local": local}
 )
 RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
-    {"checkpointed": resumed, "parented": resumed, "transactional": partial(resumed, at_once=True)}
-)
+    {
+        "checkpointed": resumed, "parented": resumed,
+        "transactional": partial(resumed, at_once=True), "local": partial(resumed, at_once=True),
+    }
+)  # fmt: skip
+
+
+def _asked(
+    entity: Entity, token: str, *, at_once: bool = False, unsure: bool = False
+) -> Generator[Step, Any, tuple[Entity, Handled | Outcome]]:
+    """What the handler made of the message. What it wants done outside is done, one after another, and each answer is
+    kept in the record before it goes on. CONFLICT: somebody else wrote that. ``unsure``: nobody looked yet whether the
+    token is there; a copy that comes too late must do nothing outside: DUPLICATE."""
+    name = token + ONCE
+    answers = entity.outbox[name].answers if name in entity.outbox else {}
+    while not isinstance(done := (yield Handle(entity.state, 0, answers)), Handled):
+        if unsure and not (yield Holds(token)):
+            return entity, Outcome.DUPLICATE
+        if len(answers) == CALLS_MAX:
+            raise HandlerFailed(f"{token}: more than {CALLS_MAX} calls outside for one message", token=token)
+        answer = yield Call(done.name, f"{token}:{done.name}", done.call)
+        answers = {**answers, done.name: answer}
+        entity = entity.keeping(name, Entry(answers=answers))
+        kept = (yield Settle(entity, name, None)) is Settled.DONE if at_once else (yield Persist(entity))
+        if not kept:
+            return entity, Outcome.CONFLICT
+        entity = entity.stored
+    return entity, done
+
+
+def _asked_with_row(receipt: str, token: str, state: Any, number: int) -> Generator[Step, Any, Handled | None]:
+    """As `_asked`, where the row of the message keeps the answers, and goes with them. None: it is not ours now."""
+    answers: dict[str, Any] | None = yield Keep(receipt, {})
+    while answers is not None:
+        done: Handled | Asked = yield Handle(state, number, answers)
+        if isinstance(done, Handled):
+            return done
+        if len(answers) == CALLS_MAX:
+            raise HandlerFailed(f"{token}: more than {CALLS_MAX} calls outside for one message", token=token)
+        answer = yield Call(done.name, f"{token}:{done.name}", done.call, number)
+        answers = yield Keep(receipt, {done.name: answer})
+    return None
 
 
 def _delivered(entity: Entity, token: str, outcome: Outcome, *, at_once: bool = False) -> Attempt:
@@ -502,17 +807,13 @@ def _tidied(key: Key, token: str) -> Attempt:
     """
     entity: Entity = yield Load(key)
     entry = entity.outbox.get(token)
-    if entry is not None:
-        if entry.outgoing:
+    if entry is not None or token + ONCE in entity.outbox:
+        if entry is not None and entry.outgoing:
             yield Dispatch(entry.messages(token))
-        if not (yield Persist(entity.without(token))):
+        if not (yield Persist(entity.without(token).without(token + ONCE))):
             return Outcome.CONFLICT
     yield Acknowledge()
     return Outcome.DUPLICATE if entry is None else Outcome.TIDIED
-
-
-MARK: Final = "#"
-"""In the name of an outbox entry that a source made: ``orders.log#41``. Tokens never contain it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -551,18 +852,23 @@ def mark_of(state: Any) -> int:
     return -1 if state is None else int(state["mark"])
 
 
-def sourced(source: Taken, *, at_once: bool = False) -> Attempt:
-    """For any two stores, or ``at_once`` for one database; ends as APPLIED, RESUMED, DUPLICATE or CONFLICT."""
+def sourced(source: Taken, *, at_once: bool = False, rows: bool = False) -> Attempt:
+    """For any two stores, ``at_once`` for one database, or ``rows`` for one that has the queue, too; ends as APPLIED,
+    RESUMED, DUPLICATE or CONFLICT."""
     entity: Entity = yield Load(source.key)
     highest = mark_of(entity.state)
     if source.mark <= highest or (source.known and entity.state is None):
         if source.name not in entity.outbox:
             return Outcome.DUPLICATE
-        return (yield from _sent(entity, source.name, Outcome.RESUMED, at_once))
+        return (yield from _sent(entity, source.name, Outcome.RESUMED, at_once or rows))
     if source.after not in (None, highest):
         return Outcome.CONFLICT
     entity = entity.changed({**(entity.state or {}), **source.also, "mark": source.mark})
     entry = Entry(source.outgoing, origin=source.origin)
+    if rows:
+        messages = (yield from _with_ids(entry)).messages(source.name)
+        done = yield Commit(entity, (), messages)
+        return Outcome.APPLIED if done is Settled.DONE else Outcome.CONFLICT
     if at_once:
         return (yield from _settled(entity, source.name, entry, None))
     entity = entity.keeping(source.name, entry)
@@ -572,6 +878,10 @@ def sourced(source: Taken, *, at_once: bool = False) -> Attempt:
 
 
 sourced_at_once = partial(sourced, at_once=True)
+sourced_as_rows = partial(sourced, rows=True)
+SOURCED: Final[Mapping[str, Callable[[Taken], Attempt]]] = MappingProxyType(
+    {"checkpointed": sourced, "parented": sourced, "transactional": sourced_at_once, "local": sourced_as_rows}
+)
 
 
 BODY_BYTES_MAX: Final = 256 * 1024
@@ -584,17 +894,32 @@ ROOM: Final = 100
 """Levels of nesting, and of calls, that a store or a transport may need beyond what a value itself has."""
 NAME_MAX: Final = 200
 """Characters in the name of a queue, an entity, an endpoint."""
+HEADERS_BYTES_MAX: Final = 8_192
+"""Of one message, names and values together: as many web servers allow a request."""
+DELAY_S_MAX: Final = 366 * 86_400
+"""A year: what is due later is a row in a calendar of yours, not a message."""
+TIME_MS_MAX: Final = 2**53
+PRIORITY_MAX: Final = 1_000
+"""Either way from 0."""
 
 
 class Out(NamedTuple):
-    """A message to be sent, to one queue or to several.
+    """A message to be sent, to one queue or to several, at once or later.
 
-    >>> Out("shipping", {"order": 7})
-    Out(to='shipping', body={'order': 7})
+    >>> Out("shipping", {"order": 7}, delay_s=60).body
+    {'order': 7}
     """
 
     to: str | tuple[str, ...]
     body: Any
+    """A JSON value; also a dataclass or pydantic model, dates, decimals, UUIDs and bytes, which become text."""
+    headers: Mapping[str, str] = NO_HEADERS
+    delay_s: float = 0
+    """Not before so long after this was decided."""
+    at_s: float = 0
+    """Instead: not before this time, in seconds since 1970, as ``datetime.timestamp()`` gives it."""
+    priority: int = 0
+    """Within its queue the highest come first, where the queue knows priorities (NATS does not)."""
 
     @classmethod
     def reply(cls, body: Any) -> Out:
@@ -602,8 +927,35 @@ class Out(NamedTuple):
         return cls((), body)
 
 
-Handler = Callable[[Any, Message], Any]
+Handler = Callable[..., Any]
 KeyOf = str | Callable[[Message], Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """How often, and how soon, a message comes again whose handler failed."""
+
+    attempts_max: int = 10
+    """Deliveries before it is a dead letter."""
+    backoff_s: float = 1.0
+    """Before the second delivery; it doubles."""
+    backoff_max_s: float = 300
+
+    def __post_init__(self) -> None:
+        check_retry(self)
+
+
+def check_retry(retry: Any) -> None:
+    """`Misuse` for what cannot be; also of settings that have these three among others."""
+    if type(retry.attempts_max) is not int or retry.attempts_max < 1:
+        raise Misuse(f"attempts_max is {retry.attempts_max!r}, must be a whole number of at least 1")
+    for name in ("backoff_s", "backoff_max_s"):
+        if not 0 <= (value := getattr(retry, name)) <= SECONDS_MAX:
+            raise Misuse(f"{name} is {value}, must be from 0 to {SECONDS_MAX:,}", **{name: value})
+
+
+SECONDS_MAX: Final = 100 * 366 * 86_400
+"""Of any time that can be set: a hundred years. Clocks and locks cannot tell more."""
 
 
 class Handling(NamedTuple):
@@ -611,7 +963,28 @@ class Handling(NamedTuple):
 
     queue: str
     call: Handler
-    key: KeyOf
+    key: KeyOf | None
+    """None: the handler keeps no state here."""
+    takes_db: bool = False
+    """The handler is given the connection, in the transaction that settles the message."""
+    decode: Callable[[Any], Any] | None = None
+    """Makes what the handler wants of a body; `BadInput` if it cannot be."""
+    retry: Retry | None = None
+    """None: as the consumer is set."""
+    fatal: tuple[type[Exception], ...] = ()
+    """Errors that no other attempt would mend: a dead letter at once."""
+    ordered: bool = False
+    """Messages of one key are handled in the order in which they were sent."""
+
+    def read(self, message: Message) -> tuple[str | None, Message]:
+        """The name of its entity, if it has one, and the message as the handler wants it."""
+        typed = self.typed(message)
+        if self.key is None:
+            return None, typed
+        return key_of(message if isinstance(self.key, str) else typed, self.key), typed
+
+    def typed(self, message: Message) -> Message:
+        return message if self.decode is None else message._replace(body=self.decode(message.body))
 
 
 def key_of(message: Message, key: KeyOf) -> str:
@@ -639,11 +1012,11 @@ def check_name(name: str, what: str) -> str:
     return name
 
 
-def handled(answer: Any, message: Message) -> Handled:
+def handled(answer: Any, message: Message, now_ms: int = 0) -> Handled:
     """What a handler returned, checked and ready to be stored; `BadInput` says what is wrong with it.
 
     >>> handled(({"paid": 20}, [Out("shipping", {"order": 7})]), Message("t", "orders", {})).outgoing
-    (Outgoing(to='shipping', body={'order': 7}, token=''),)
+    (Outgoing(to='shipping', body={'order': 7}, token='', headers={}, due_ms=0, delay_ms=0, priority=0),)
     """
     if not isinstance(answer, tuple) or len(answer) != 2 or isinstance(answer, Out):
         raise BadInput(f"{message.to}: the handler returned {answer!r:.200}, not (state, outgoing)")
@@ -652,11 +1025,23 @@ def handled(answer: Any, message: Message) -> Handled:
     if len(packed) > STATE_BYTES_MAX:
         raise BadInput(f"{message.to}: the new state has {len(packed)} bytes, more than {STATE_BYTES_MAX}")
     # Through the text and back: what the handler keeps a hold of cannot change any more, and tuples are lists already.
-    return Handled(json.loads(packed), outgoings(outgoing or (), message.to, message.origin))
+    headers = message.headers
+    trace = {name: headers[name] for name in TRACE if name in headers} if headers else NO_HEADERS
+    return Handled(_value(packed), outgoings(outgoing or (), message.to, message.origin, now_ms, trace))
 
 
-def outgoings(outs: Iterable[Any], where: str, origin: str = "") -> tuple[Outgoing, ...]:
-    """One message per destination, each checked; ``where`` is who sends it."""
+def check_answer(answer: Any, message: Message) -> Any:
+    """What somebody outside answered, as a JSON value."""
+    packed = _packed(answer)
+    if len(packed) > BODY_BYTES_MAX:
+        raise BadInput(f"{message.to}: the answer of a call has {len(packed)} bytes, more than {BODY_BYTES_MAX}")
+    return json.loads(packed)
+
+
+def outgoings(
+    outs: Iterable[Any], where: str, origin: str = "", now_ms: int = 0, trace: Mapping[str, str] = NO_HEADERS
+) -> tuple[Outgoing, ...]:
+    """One message per destination, each checked; ``where`` is who sends it, ``now_ms`` what delays count from."""
     if isinstance(outs, Out):
         raise BadInput(f"{where}: what is sent must be a list of Out, not one Out alone")
     messages: list[Outgoing] = []
@@ -666,15 +1051,50 @@ def outgoings(outs: Iterable[Any], where: str, origin: str = "") -> tuple[Outgoi
         packed = _packed(out.body)
         if len(packed) > BODY_BYTES_MAX:
             raise BadInput(f"{where}: a message to {out.to!r} has {len(packed)} bytes, more than {BODY_BYTES_MAX}")
-        body = json.loads(packed)
+        if type(out.priority) is not int or abs(out.priority) > PRIORITY_MAX:
+            raise BadInput(
+                f"{where}: priority of a message to {out.to!r} is {out.priority!r:.100}, over {PRIORITY_MAX}"
+            )
+        body, headers = _value(packed), _headers(out, trace, where)
+        extras = headers, *_times(out, now_ms, where), out.priority
         if out.to != ():
-            messages += [Outgoing(check_queue(to), body) for to in ([out.to] if isinstance(out.to, str) else out.to)]
+            queues = [out.to] if isinstance(out.to, str) else out.to
+            messages += [Outgoing(check_queue(to), body, "", *extras) for to in queues]
         elif origin:
             queue, _, request = origin.partition("/")
-            messages.append(Outgoing(check_queue(queue), {"request": request, "answer": body}))
+            answer = {"request": request, "answer": body}
+            messages.append(Outgoing(check_queue(queue), answer, "", *extras))
     if len(messages) > OUTGOING_MAX:
         raise BadInput(f"{where}: {len(messages)} messages at once, more than {OUTGOING_MAX}")
     return tuple(messages)
+
+
+def _headers(out: Out, trace: Mapping[str, str], where: str) -> dict[str, str]:
+    """Those of the message, and the trace that it belongs to, unless it names another; by lower-case names."""
+    if not (out.headers or trace):
+        return {}
+    size, headers = 0, {}
+    for name, value in out.headers.items():
+        if not (isinstance(name, str) and isinstance(value, str) and name and name.isascii() and name.isprintable()):
+            raise BadInput(f"{where}: header {name!r:.100} is {value!r:.100}, must be text under a name in ASCII")
+        headers[name.lower()] = value
+        size += len(name) + len(value.encode("utf-8", "surrogatepass"))
+    if size > HEADERS_BYTES_MAX:
+        raise BadInput(f"{where}: the headers of a message to {out.to!r} have {size} bytes, over {HEADERS_BYTES_MAX}")
+    return headers if TRACE[0] in headers else {**trace, **headers}
+
+
+def _times(out: Out, now_ms: int, where: str) -> tuple[int, int]:
+    """When it is due, and how much of that is a delay."""
+    if out.delay_s == 0 == out.at_s:
+        return 0, 0
+    for name, value, most in (("delay_s", out.delay_s, DELAY_S_MAX), ("at_s", out.at_s, TIME_MS_MAX // 1000)):
+        if not isinstance(value, int | float) or not 0 <= value <= most:
+            raise BadInput(f"{where}: {name} of a message to {out.to!r} is {value!r:.100}, must be from 0 to {most:,}")
+    if out.delay_s and out.at_s:
+        raise BadInput(f"{where}: a message to {out.to!r} has both delay_s and at_s: one of them says when")
+    delay_ms = round(out.delay_s * 1000)
+    return (now_ms + delay_ms, delay_ms) if delay_ms else (round(out.at_s * 1000), 0)
 
 
 def _packed(value: Any) -> str:

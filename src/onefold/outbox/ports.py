@@ -3,22 +3,26 @@
     port                    addresses
     Ledger                  memory://, sqlite:///file.db, postgresql://user@host/database
     TokenStore              the same, or redis://host:6379/0
-    Queue                   memory://, sqlite:///file.db, nats://host:4222
+    Queue                   memory://, sqlite:///file.db, postgresql://user@host/database, nats://host:4222
+    LocalStore              memory://, sqlite:///file.db, postgresql://user@host/database
 
 An `EntityStore` with its own tokens is a `Ledger`: it can change both in one transaction. Where entities are in one
-store and tokens in another, any `EntityStore` and any `TokenStore` go together. ``sqlite:///x.db`` is a file of the
+store and tokens in another, any `EntityStore` and any `TokenStore` go together. A ledger that is the queue as well is a
+`LocalStore`. ``sqlite:///x.db`` is a file of the
 working folder, ``sqlite:////srv/x.db`` (four strokes) one by its full path; a queue may be in the same file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
 from onefold.stores.addresses import nothing_at, scheme_of
 
+T = TypeVar("T")
 FOREVER_MS: Final = 2**62
 """A time that no clock reaches."""
 STEP_MS: Final = 1_000
@@ -137,6 +141,24 @@ class Ledger(EntityStore, TokenStore, Protocol):
 class Parcel(NamedTuple):
     queue: str
     payload: bytes
+    delay_ms: int = 0
+    """It is given out no earlier than that."""
+    priority: int = 0
+    """Within its queue, the highest that are due are given out first; queues without priorities take no notice."""
+
+
+def place_of(realm: str) -> str:
+    """The realm of messages whose row is their token, in the store of this realm: who looks for a token of theirs, by
+    another plan or elsewhere, shall not take its absence for a sign."""
+    return f"{realm}:rows"
+
+
+def parcels_of(messages: Iterable[plans.Message], realm: str) -> list[Parcel]:
+    """Messages as they are sent; ``realm`` is where their tokens are."""
+    return [
+        Parcel(message.to, plans.pack_message(message, realm), message.delay_ms, message.priority)
+        for message in messages
+    ]
 
 
 class Delivery(NamedTuple):
@@ -151,15 +173,19 @@ class Delivery(NamedTuple):
 
     @property
     def numbers(self) -> tuple[int, int]:
-        """The position and the loan that a receipt like ``17-2`` names; `Misuse` for one of another kind of queue.
+        return numbers_of(self.receipt)
 
-        >>> Delivery("orders", b"", "17-2", 2).numbers
-        (17, 2)
-        """
-        position, _, loan = self.receipt.partition("-")
-        if not (_is_number(position) and _is_number(loan)):
-            raise Misuse(f"no receipt of this queue: {self.receipt!r}", receipt=self.receipt)
-        return int(position), int(loan)
+
+def numbers_of(receipt: str) -> tuple[int, int]:
+    """The position and the loan that a receipt like ``17-2`` names; `Misuse` for one of another kind of queue.
+
+    >>> numbers_of("17-2")
+    (17, 2)
+    """
+    position, _, loan = receipt.partition("-")
+    if not (_is_number(position) and _is_number(loan)):
+        raise Misuse(f"no receipt of this queue: {receipt!r}", receipt=receipt)
+    return int(position), int(loan)
 
 
 class Buried(NamedTuple):
@@ -168,6 +194,11 @@ class Buried(NamedTuple):
     receipt: str
     reason: str
     at_ms: int
+
+    @property
+    def head(self) -> str:
+        """The reason without the traceback."""
+        return self.reason.partition("\n")[0]
 
     @property
     def number(self) -> int:
@@ -210,11 +241,13 @@ class Queue(Protocol):
     def extend(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
         """Work on them goes on: the lease runs from now. One that ran out stays so."""
 
-    def release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
-        """Give them out again, after so long; these receipts are worth nothing any more."""
+    def release(self, deliveries: Sequence[Delivery], delay_ms: int = 0, *, anew: bool = False) -> None:
+        """Give them out again, after so long; these receipts are worth nothing any more. ``anew``: and count how often
+        from one again."""
 
     def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
-        """Set them aside as dead letters, which nobody is given; one that was given out again is left to its holder."""
+        """Set them aside as dead letters, which nobody is given: one for all equal parcels of a queue. One that was
+        given out again is left to its holder."""
 
     def buried(self, limit: int = 1_000, queue: str | None = None) -> list[Buried]:
         """Dead letters, oldest first."""
@@ -230,6 +263,111 @@ class Queue(Protocol):
 
     def close(self) -> None:
         """Every other call is `Misuse` from then on. May be called twice."""
+
+
+class EndedTransaction(Misuse):
+    """A handler ended the transaction that it was given."""
+
+
+class LocalTransaction(Protocol):
+    """One that is open, for handlers that write tables of their own; ended by `LocalStore.transact`."""
+
+    @property
+    def connection(self) -> Any: ...
+
+    def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]: ...
+
+    def commit(self, steps: Sequence[plans.Commit]) -> bool:
+        """False: a row is gone or a version stale; what else was done must be undone then."""
+
+    def savepoint(self) -> AbstractContextManager[object]:
+        """What is done in it is undone if anything is raised. `EndedTransaction` if that is what somebody did."""
+
+
+class LocalStore(Ledger, Queue, Protocol):
+    """Entities, tokens and the queue in one database, which can change all in one transaction. Then the row of a parcel
+    is the token of its message, for the plan `local`; beside it the ledger's own tokens serve the other plans."""
+
+    @property
+    def place(self) -> str:
+        """The realm of messages whose row here is their token."""
+
+    @property
+    def quoted_schema(self) -> str | None:
+        """Where its tables are, ready for a statement; None where there are no schemas."""
+
+    def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
+        """The entities without their outboxes, in this order."""
+
+    def keep(self, steps: Sequence[plans.Keep]) -> list[dict[str, Any] | None]:
+        """Add answers to those that rows keep: all that each has now; None for a row that is gone or leased again."""
+
+    def transact(self, work: Callable[[LocalTransaction], T]) -> T:
+        """What this makes of a transaction, durable when it returns; undone if it raises. It may be called again."""
+
+    def lease_in_turn(self, queue: str, turn_of: Callable[[bytes], str], limit: int, lease_ms: int) -> list[Delivery]:
+        """The oldest parcels of this queue whose turn it is: of one turn none that is behind one which is on loan, or
+        waits after it was given out; who waits for its time from the beginning holds nobody. ``turn_of`` a payload is
+        asked once, for each parcel."""
+
+    def holds_row(self, delivery: Delivery) -> bool:
+        """Whether its row is there, leased to whomever."""
+
+    def commit(self, steps: Sequence[plans.Commit]) -> list[plans.Settled]:
+        """Do each or change nothing for it, all in one transaction that is durable when it returns."""
+
+
+SCHEMA_VERSION: Final = 1
+"""Of the tables in both databases. Each statement of a schema can be run again, so all of them lead from any version to
+this one."""
+SCHEMA_TABLE: Final = (
+    "create table if not exists outbox_schema (version integer primary key)",
+    f"insert into outbox_schema select {SCHEMA_VERSION} where not exists (select 1 from outbox_schema)",  # noqa: S608
+    f"update outbox_schema set version = {SCHEMA_VERSION} where version < {SCHEMA_VERSION}",  # noqa: S608
+)
+SCHEMA_ASKED: Final = "select max(version) from outbox_schema"
+
+
+def check_schema(where: str, version: int | None) -> None:
+    if version is not None and version > SCHEMA_VERSION:
+        raise Misuse(f"{where}: a later onefold has its tables at version {version}; this one knows {SCHEMA_VERSION}")
+
+
+def schema_at(url: str) -> tuple[str, ...]:
+    """The statements that make the tables at an address, or bring them up to date; nothing is opened."""
+    match scheme_of(url):
+        case "sqlite", _:
+            from onefold.outbox.stores.sqlite import LOCAL_SCHEMA, QUEUE_INDEXES
+
+            return LOCAL_SCHEMA + QUEUE_INDEXES
+        case (("postgresql" | "postgres"), _):
+            from onefold.outbox.stores.postgres_local import PostgresLocal
+
+            return PostgresLocal.schema
+    raise nothing_at(url, "database with tables", "sqlite:///file.db, postgresql://user@host/database")
+
+
+def open_local(url: str) -> LocalStore:
+    """The store at an address that is the queue, too.
+
+    >>> open_local("memory://").waiting()
+    {}
+    >>> open_local("redis://db.example")
+    Traceback (most recent call last):
+    onefold.errors.Misuse: no store with a queue at redis://...; there are some at memory://, sqlite:///file.db, ...
+    """
+    from onefold.outbox.stores.sqlite import MemoryLocal, SqliteLocal
+
+    match scheme_of(url):
+        case "memory", _:
+            return MemoryLocal()
+        case "sqlite", path:
+            return SqliteLocal(path)
+        case (("postgresql" | "postgres"), _):
+            from onefold.outbox.stores.postgres_local import PostgresLocal
+
+            return PostgresLocal(url)
+    raise nothing_at(url, "store with a queue", _LEDGERS)
 
 
 def open_ledger(url: str) -> Ledger:
@@ -296,14 +434,18 @@ def open_queue(url: str) -> Queue:
             from onefold.outbox.stores.nats import open_nats
 
             return open_nats(url)
-    kinds = "memory://, sqlite:///file.db, sqlite:////folder/file.db, nats://host:4222, tls://host:4222"
-    raise nothing_at(url, "queue", kinds)
+        case (("postgresql" | "postgres"), _):
+            return open_local(url)
+    raise nothing_at(url, "queue", f"{_LEDGERS}, nats://host:4222, tls://host:4222")
 
 
 def check_parcels(parcels: Iterable[Parcel]) -> None:
-    """Refuse queue names that cannot be, before anything is sent."""
-    for name in {parcel.queue for parcel in parcels}:
+    """Refuse queue names, delays and priorities that cannot be, before anything is sent."""
+    for name, delay_ms, priority in {(parcel.queue, *parcel[2:]) for parcel in parcels}:
         plans.check_queue(name)
+        check_least("delay_ms", delay_ms, 0)
+        if abs(priority) > plans.PRIORITY_MAX:
+            raise Misuse(f"priority is {priority}, must be from -{plans.PRIORITY_MAX} to {plans.PRIORITY_MAX}")
 
 
 def check_lease(queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int) -> list[str]:

@@ -14,21 +14,34 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from secrets import token_hex
-from time import time_ns
+from time import monotonic, time_ns
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
-from onefold.outbox.plans import PLANS, Attempt, Handled, Handler, HandlerFailed, Key, Message, Outcome
-from onefold.outbox.ports import Delivery, EntityStore, Ledger, Parcel, Queue, TokenStore
+from onefold.outbox.plans import PLANS, Attempt, Handler, HandlerFailed, Key, Message, Outcome
+from onefold.outbox.ports import (
+    Delivery,
+    EndedTransaction,
+    EntityStore,
+    Ledger,
+    LocalStore,
+    LocalTransaction,
+    Queue,
+    TokenStore,
+    parcels_of,
+)
 
 T = TypeVar("T")
 CHANCE_BYTES: Final = 10
+TOGETHER_S: Final = 0.05
+"""So long handlers are called before what they made is settled."""
 TEXT_MAX: Final = 500
 """Characters of an error that are kept with a dead letter."""
 CLOSED: Final = "the endpoint is closed: there is no loop for async handlers any more"
@@ -58,6 +71,14 @@ class World:
             raise Misuse("the plan 'transactional' needs entities and tokens in one database: these are two")
         return ledger
 
+    @property
+    def local(self) -> LocalStore:
+        """The one store that is all three; `Misuse` if it is not."""
+        stores: list[Any] = [self.queue, self.entities, self.tokens]
+        if any(store is not stores[0] for store in stores):
+            raise Misuse("the plan 'local' needs entities and queue in one database: these are two")
+        return cast(LocalStore, stores[0])
+
     def perform(self, kind: type, steps: Sequence[Any]) -> Sequence[Any]:
         if kind is plans.Load:
             return self.entities.load([step.key for step in steps])
@@ -71,6 +92,12 @@ class World:
             return self.ledger.open(steps)
         if kind is plans.Settle:
             return self.ledger.settle(steps)
+        if kind is plans.Peek:
+            return self.local.peek([step.key for step in steps])
+        if kind is plans.Keep:
+            return self.local.keep(steps)
+        if kind is plans.Commit:
+            return self.local.commit(steps)
         if kind is plans.Fresh:
             ids = iter(fresh_ids(sum(step.many for step in steps)))
             return [tuple(islice(ids, step.many)) for step in steps]
@@ -80,27 +107,32 @@ class World:
             self.ledger.finish(steps)
         else:
             assert kind is plans.Dispatch, f"{kind.__name__} is no step of a store"
-            realm = self.tokens.realm
-            messages = [message for step in steps for message in step.messages]
-            self.queue.send([Parcel(message.to, plans.pack_message(message, realm)) for message in messages])
+            messages = (message for step in steps for message in step.messages)
+            self.queue.send(parcels_of(messages, self.tokens.realm))
         return [None] * len(steps)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Job:
     """An attempt under way, and what it needs besides the stores."""
 
-    attempt: Attempt
-    handle: Callable[[Any], Handled | Future[Handled]] | None = None
-    """Calls the handler, or starts it elsewhere; None: there is nothing to handle."""
-    delivery: Delivery | None = None
-    """What is acknowledged; None: nothing."""
+    attempt: Generator[plans.Step, Any, Any]
+    handles: Sequence[Handle] = ()
+    """Each calls the handler for one of its messages, or what that wants done outside, or starts it elsewhere."""
+    deliveries: Sequence[Delivery] = ()
+    """Of its messages: what is acknowledged, or what the rows are leased by."""
     pending: plans.Step | None = None
-    ended: Outcome | Exception | None = None
+    ended: Any = None
+    """What it came to, or what stopped it."""
+    future: Future[Any] | None = None
+    """The handler that runs elsewhere."""
+    batch: Batch | None = None
 
     def go_on(self, answer: Any, error: Exception | None = None) -> None:
         try:
             self.pending = self.attempt.send(answer) if error is None else self.attempt.throw(error)
+            if isinstance(self.pending, plans.Lease):  # it was, before the attempt began
+                self.pending = self.attempt.send(tuple(delivery.receipt for delivery in self.deliveries))
         except StopIteration as stop:
             self.pending, self.ended = None, stop.value
         except Exception as failure:
@@ -111,26 +143,68 @@ class Job:
         self.pending, self.ended = None, error
 
 
-def run(world: World, jobs: Iterable[Job]) -> list[Outcome | Exception]:
-    """Run all attempts to their ends: what each came to, or what stopped it, in the order of the jobs."""
-    jobs = list(jobs)
-    for job in jobs:
-        job.go_on(None)
+class Batch:
+    """Jobs that one thread leads in step. While it waits for a handler, another can take over all but that one."""
+
+    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+        self.jobs: list[Job] = []
+        self.is_left = False
+        """Another thread has taken over: who led it is late, and not needed any more when its last job is done."""
+        self.lock = threading.Lock()
+        self._busy: Job | None = None
+        self._since = 0.0
+        self.add(jobs)
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            job.batch = self
+            self.jobs.append(job)
+
+    def enter(self, job: Job) -> bool:
+        """Before its handler is called; False: another thread has the job."""
+        with self.lock:
+            if job.batch is not self:
+                return False
+            self._busy, self._since = job, monotonic()
+            return True
+
+    def leave(self) -> None:
+        with self.lock:
+            self._busy = None
+
+    def cut(self, hold_s: float) -> Batch | None:
+        """All jobs but the one whose handler has taken longer than that; None if there is no such handler. To be called
+        with the lock."""
+        busy = self._busy
+        if busy is None or self.is_left or monotonic() - self._since < hold_s:
+            return None
+        rest = Batch(job for job in self.jobs if job is not busy)
+        self.jobs, self.is_left = [busy], True
+        return rest
+
+
+def run(world: World | _Within, batch: Batch, late_s: float | None = None) -> None:
+    """Run all attempts to their ends. ``late_s``: so long coroutines are waited for; whoever has none ready then is
+    left as it is, and can be run on in another batch."""
+    for job in batch.jobs:
+        if job.pending is None and job.ended is None:
+            job.go_on(None)
     while True:
         by_kind: dict[type, list[Job]] = {}
-        for job in jobs:
+        for job in batch.jobs:
             if job.pending is not None:
                 by_kind.setdefault(type(job.pending), []).append(job)
-        if not by_kind:
-            return [cast("Outcome | Exception", job.ended) for job in jobs]
+        handling = by_kind.pop(plans.Handle, []) + by_kind.pop(plans.Call, [])
+        if handling and not _call_handlers(batch, handling, late_s) and not by_kind:
+            return
+        if not by_kind and not handling:
+            return
         for kind, group in by_kind.items():
-            if kind is plans.Handle:
-                _call_handlers(group)
-                continue
+            group = [job for job in group if job.batch is batch]
             answers: Sequence[Any] = [None] * len(group)
             try:
                 if kind is plans.Acknowledge:
-                    world.queue.acknowledge([job.delivery for job in group if job.delivery is not None])
+                    cast(World, world).queue.acknowledge([delivery for job in group for delivery in job.deliveries])
                 else:
                     answers = world.perform(kind, [job.pending for job in group])
             except Exception as error:
@@ -141,27 +215,56 @@ def run(world: World, jobs: Iterable[Job]) -> list[Outcome | Exception]:
                 job.go_on(answer)
 
 
-def _call_handlers(group: list[Job]) -> None:
-    """All are started before any is awaited: coroutines run side by side."""
-    started: list[tuple[Job, Handled | Future[Handled]]] = []
+def ends(world: World | _Within, jobs: Iterable[Job]) -> list[Any]:
+    """Run them; what each came to, or what stopped it."""
+    batch = Batch(jobs)
+    run(world, batch)
+    return [job.ended for job in batch.jobs]
+
+
+def _call_handlers(batch: Batch, group: list[Job], late_s: float | None) -> bool:
+    """Whether any went on. Coroutines are all started before any is awaited. After some time the others wait for what
+    is ready to be settled."""
+    began, some = monotonic(), False
     for job in group:
+        if job.future is not None:
+            continue
+        if some and monotonic() - began > TOGETHER_S:
+            return True
+        if not batch.enter(job):
+            continue
+        step = cast("plans.Handle | plans.Call", job.pending)
         try:
-            assert job.handle is not None, "this attempt has nothing to handle"
-            started.append((job, job.handle(cast(plans.Handle, job.pending).state)))
+            answer = job.handles[step.number](step)
         except Exception as error:
             job.go_on(None, error)
-    for job, answer in started:
+        else:
+            if isinstance(answer, Future):
+                job.future = answer
+            else:
+                job.go_on(answer)
+        finally:
+            batch.leave()
+        some = True
+    late = {job.future: job for job in group if job.batch is batch and job.future is not None}
+    if late:
+        wait(late, late_s)
+    for future, job in late.items():
+        if not future.done():
+            continue
+        job.future, some = None, True
         try:
-            answer = answer.result() if isinstance(answer, Future) else answer
+            answer = future.result()
         except Exception as error:
             job.go_on(None, error)
         else:
             job.go_on(answer)
+    return some
 
 
 def run_one(world: World, attempt: Attempt) -> Outcome:
     """Run one attempt that has no handler; what stops it is raised."""
-    (ended,) = run(world, [Job(attempt)])
+    (ended,) = ends(world, [Job(attempt)])
     return raised(ended)
 
 
@@ -222,32 +325,75 @@ class Loop:
         loop.close()
 
 
-def calling(call: Handler, message: Message, loop: Loop) -> Callable[[Any], Handled | Future[Handled]]:
-    """`Job.handle` for a handler: what it returns is checked, and whatever goes wrong is `HandlerFailed`."""
+Handle = Callable[[plans.Handle | plans.Call], Any]
 
-    def handle(state: Any) -> Handled | Future[Handled]:
+
+@dataclass(slots=True)
+class HandlerCall:
+    """One of `Job.handles`: what the handler returns is checked, and whatever goes wrong is `HandlerFailed`."""
+
+    handling: plans.Handling
+    message: Message
+    loop: Loop
+    now_ms: int = 0
+    stateful: bool = True
+    db: LocalTransaction | None = None
+
+    def __call__(self, step: plans.Handle | plans.Call) -> Any:
+        context = plans.Context(step.answers if isinstance(step, plans.Handle) else {})
+        outside = isinstance(step, plans.Call)
         try:
-            answer = call(state, message)
+            if isinstance(step, plans.Call):
+                answer = step.call(step.key)
+            else:
+                call = self.handling.call
+                values = [*([step.state] if self.stateful else []), self.message]
+                if self.db is not None:
+                    with self.db.savepoint():
+                        return self._checked(call(*values, self.db.connection), context, outside)
+                answer = call(*values, ctx=context) if takes_context(call) else call(*values)
             if not inspect.iscoroutine(answer):
-                return plans.handled(answer, message)
+                return self._checked(answer, context, outside)
+        except plans.Asked as asked:
+            return asked
+        except EndedTransaction:
+            raise
         except BaseException as error:  # SystemExit and the like must not end a thread of the consumer either
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # somebody pressed Ctrl-C
-            raise failure(error) from error
-        return loop.begin(awaited(answer))
+            raise self._failure(error) from error
+        return self.loop.begin(self._awaited(answer, context, outside))
 
-    async def awaited(answer: Coroutine[Any, Any, Any]) -> Handled:
+    async def _awaited(self, answer: Coroutine[Any, Any, Any], context: plans.Context, outside: bool) -> Any:
         try:
-            return plans.handled(await answer, message)
+            return self._checked(await answer, context, outside)
+        except plans.Asked as asked:
+            return asked
         except GeneratorExit:
             raise
         except BaseException as error:  # here it would end the loop, and all who wait for it would wait for ever
-            raise failure(error) from error
+            raise self._failure(error) from error
 
-    def failure(error: BaseException) -> HandlerFailed:
-        return HandlerFailed(f"{message.to}: {describe(error)}", token=message.token)
+    def _checked(self, answer: Any, context: plans.Context, outside: bool) -> Any:
+        if context.asked is not None:
+            raise Misuse(
+                f"the handler went on behind ctx.once({context.asked.name!r}): it must not catch BaseException"
+            )
+        if outside:
+            return plans.check_answer(answer, self.message)
+        return plans.handled(answer if self.stateful else (None, answer), self.message, self.now_ms)
 
-    return handle
+    def _failure(self, error: BaseException) -> HandlerFailed:
+        return HandlerFailed(f"{self.message.to}: {describe(error)}", token=self.message.token)
+
+
+@lru_cache(maxsize=1_000)
+def takes_context(call: Handler) -> bool:
+    """Whether a handler has a parameter ``ctx``."""
+    try:
+        return "ctx" in inspect.signature(call).parameters
+    except (TypeError, ValueError):  # one that is written in C does not say
+        return False
 
 
 def describe(error: BaseException) -> str:
@@ -262,14 +408,75 @@ def describe(error: BaseException) -> str:
 
 class Work(NamedTuple):
     message: Message
-    key: Key
-    call: Handler
+    key: Key | None
+    """None: its handler keeps no state here."""
+    handling: plans.Handling
     delivery: Delivery | None = None
     """What is acknowledged when it is done; None: nothing."""
 
 
-def attempt(world: World, plan: str, works: Sequence[Work], loop: Loop) -> list[Outcome | Exception]:
-    """Try each once, all in step: what each came to, or what stopped it. No two may be of one entity."""
-    begin = PLANS[plan]
-    jobs = [Job(begin(each.key, each.message), calling(each.call, each.message, loop), each.delivery) for each in works]
-    return run(world, jobs)
+def job_of(plan: str, works: Sequence[Work], loop: Loop, now_ms: int, db: LocalTransaction | None = None) -> Job:
+    """An attempt at messages of one entity: several only under the plan `local`."""
+    handles = [HandlerCall(w.handling, w.message, loop, now_ms, stateful=w.key is not None, db=db) for w in works]
+    deliveries = [work.delivery for work in works if work.delivery is not None]
+    first = works[0]
+    if plan == "local":
+        if len(deliveries) < len(works):
+            raise Misuse("the plan 'local' needs the delivery of the message: its row is its token")
+        messages = tuple(work.message for work in works)
+        return Job(plans.folded(first.key, messages, in_order=first.handling.ordered), handles, deliveries)
+    assert first.key is not None, "only 'local' has handlers without state"
+    return Job(PLANS[plan](first.key, first.message), handles, deliveries)
+
+
+def attempted(world: World, plan: str, works: Sequence[Work], loop: Loop, now_ms: int) -> Sequence[Any]:
+    """Try messages of one entity once: what each came to, or what stopped it."""
+    if works[0].handling.takes_db:
+        (end,) = in_transaction(world, [works], loop, now_ms)
+    else:
+        (end,) = ends(world, [job_of(plan, works, loop, now_ms)])
+    return end if isinstance(end, tuple) else [end] * len(works)
+
+
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """A world inside a transaction, for attempts of the plan `local`."""
+
+    transaction: LocalTransaction
+
+    def perform(self, kind: type, steps: Sequence[Any]) -> Sequence[Any]:
+        if kind is plans.Peek:
+            return self.transaction.peek([step.key for step in steps])
+        if kind is plans.Fresh:
+            return [fresh_ids(step.many) for step in steps]
+        assert kind is plans.Commit, f"{kind.__name__} is no step of the plan 'local'"
+        return [plans.Settled.DONE if self.transaction.commit(steps) else plans.Settled.STALE] * len(steps)
+
+
+class _Undone(Exception):
+    """Ends a transaction without a commit."""
+
+
+def in_transaction(world: World, groups: Sequence[Sequence[Work]], loop: Loop, now_ms: int) -> list[Any]:
+    """Messages whose handlers take the connection, by entity: all in one transaction, each handler in a savepoint. If
+    anybody else was faster all is undone, what the handlers wrote too, and each entity tried in one of its own."""
+
+    def work(transaction: LocalTransaction) -> list[Any]:
+        found = ends(_Within(transaction), [job_of("local", works, loop, now_ms, transaction) for works in groups])
+        for end in found:
+            if not isinstance(end, tuple):
+                raise end
+        if any(each in (Outcome.CONFLICT, Outcome.DUPLICATE) for end in found for each in end):
+            raise _Undone
+        return found
+
+    try:
+        return world.local.transact(work)
+    except _Undone:
+        if len(groups) > 1:
+            return [end for works in groups for end in in_transaction(world, [works], loop, now_ms)]
+        works = groups[0]
+        there = [world.local.holds_row(work.delivery) for work in works if work.delivery is not None]
+        return [tuple(Outcome.CONFLICT if row or len(works) > 1 else Outcome.DUPLICATE for row in there)]
+    except Exception as error:
+        return [error] * len(groups)

@@ -1,7 +1,12 @@
 """A consumer: threads that lease batches and process them, until it is stopped or the queues are empty.
 
-A leased batch is processed in rounds. All messages of a round go through their plan in step; no two of them are of one
-entity, for the second would find its entity changed. So it waits for the next round, inside the same lease.
+The messages of a leased batch go through their plans in step. Under the plan `local` those of one entity are folded
+over its state, in their order; under the others the second would find its entity changed, so it waits for the next
+round, inside the same lease. What was given out before and came back is processed alone, in any order: if it kills the
+process, it takes nobody with it, and the others are through after a few times.
+
+A handler that takes longer than `HOLD_S` keeps its thread, and nothing else: what is ready is settled and the rest of
+the batch processed by another thread, which goes on in its place. Coroutines that are not ready stay on their loop.
 
     applied, resumed, duplicate, tidied    acknowledged by the plan
     conflict                               tried again at once a few times, then released
@@ -14,7 +19,7 @@ Dead letters keep their token: they can be dug up, and are processed then, once.
 the leases of what is in hand, and one is the pump: now and then it recovers what others left, and does the endpoint's
 chores. To stop: nothing more is leased, what is being processed is finished, the rest of each batch goes back. When a
 store or the transport fails, what was in hand goes back, and the consumer waits, longer each time, until they answer
-again. It does not wait at its start: who cannot reach the stores then was given the wrong address.
+again. At its start, too: a database may be starting as well.
 
 *Recovery.* A message that was not acknowledged comes again, and its next delivery finishes what is left. But a
 transport may give a message up, and a source may have nobody who asks again; so now and then somebody looks for
@@ -33,19 +38,35 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import partial
+from hashlib import sha256
 from operator import add
-from random import uniform
+from queue import Empty, SimpleQueue
+from random import choice, sample, uniform
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from onefold.errors import BadInput, Damaged, Misuse, OnefoldError
-from onefold.outbox.plans import ANSWERS, MARK, RECOVERIES, HandlerFailed, Key, Outcome, unpack_message
-from onefold.outbox.ports import FOREVER_MS, STEP_MS, Delivery, Parcel, Stranded
-from onefold.outbox.runner import Job, Work, World, attempt, describe, raised, run
+from onefold.errors import BadInput, Damaged, Misuse, OnefoldError, StoreFailed
+from onefold.outbox.plans import (
+    ANSWERS,
+    MARK,
+    RECOVERIES,
+    SECONDS_MAX,
+    HandlerFailed,
+    Handling,
+    Key,
+    Message,
+    Outcome,
+    Retry,
+    check_retry,
+    unpack_message,
+)
+from onefold.outbox.ports import FOREVER_MS, REASON_MAX, STEP_MS, Delivery, Stranded
+from onefold.outbox.runner import Batch, Job, Work, World, describe, ends, in_transaction, job_of, raised, run
 from onefold.tally import Tally
 from onefold.verdict import Answer
 
@@ -54,12 +75,14 @@ if TYPE_CHECKING:
 
 log: Final = logging.getLogger("onefold.outbox")
 
-SECONDS_MAX: Final = 100 * 366 * 86_400
-"""Of any time that can be set: a hundred years. Clocks and locks cannot tell more."""
 CONFLICT_TRIES_MAX: Final = 8
 """At once, before a message is released: of all who are at one entity, one gets through each time."""
+FOLD_TRIES_MAX: Final = 3
+"""Of these, messages of one entity are tried together; then each alone."""
 CONFLICT_S: Final = 0.1
 """So long, at most, it is released then."""
+FATAL_MIN: Final = 20
+"""But not before: each time half of the bystanders are processed first, and none shall go with the one that kills."""
 FATAL_TIMES: Final = 10
 """Times `attempts_max`: a message that was given out so often and never came to any end kills whoever takes it."""
 TURN_S: Final = 0.25
@@ -67,6 +90,13 @@ TURN_S: Final = 0.25
 WAIT_MS: Final = 250
 """For a first message; so long it takes, at most, to notice the end."""
 POLL_S: Final = 0.05
+HOLD_S: Final = 0.1
+"""A handler that takes longer holds nobody else: most take some milliseconds."""
+HELD_MAX: Final = 32
+"""Threads that may wait for such handlers, beside those that work."""
+LATE_MAX: Final = 1_000
+"""Coroutines that may be at work; no more is leased then."""
+LATE_WAIT_MS: Final = 20
 OUTAGE_S: Final = 0.1
 OUTAGE_MAX_S: Final = 30.0
 """Between two looks whether a store answers again: it begins with the first and doubles."""
@@ -99,12 +129,12 @@ class Consuming:
     until_empty: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "batch", "attempts_max"):
+        check_retry(self)
+        for name in ("concurrency", "batch"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise Misuse(f"{name} is {value!r}, must be a whole number of at least 1", **{name: value})
-        leasts = {"lease_s": 0.01, "recover_s": 0.01, "backoff_s": 0, "backoff_max_s": 0}
-        for name, least in {**leasts, "stranded_s": 0, "tombstone_s": 0}.items():
+        for name, least in {"lease_s": 0.01, "recover_s": 0.01, "stranded_s": 0, "tombstone_s": 0}.items():
             value = getattr(self, name)
             if not least <= value <= SECONDS_MAX:
                 raise Misuse(f"{name} is {value}, must be from {least} to {SECONDS_MAX:,}", **{name: value})
@@ -113,13 +143,14 @@ class Consuming:
     def lease_ms(self) -> int:
         return round(self.lease_s * 1000)
 
-    def delay_ms(self, times: int) -> int:
+    def delay_ms(self, times: int, retry: Retry | None = None) -> int:
         """Before the next delivery: twice as long each time, and not the same for all.
 
         >>> 2_000 <= Consuming(backoff_s=1.0, backoff_max_s=300).delay_ms(times=3) <= 4_000
         True
         """
-        longest = min(self.backoff_max_s, self.backoff_s * 2.0 ** min(times - 1, 60))
+        policy = retry or self
+        longest = min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(times - 1, 60))
         return round(uniform(longest / 2, longest) * 1000)
 
 
@@ -163,8 +194,33 @@ class ConsumerBooks:
 class InHand(NamedTuple):
     delivery: Delivery
     work: Work
+    plan: str
     tries: int = 1
     """This one included, since it was leased."""
+
+    @property
+    def turn(self) -> Key | str:
+        """Its entity, where one is at a time; a message without one waits for nobody."""
+        return self.work.key or self.delivery.receipt
+
+
+class Lot:
+    """What one thread has in hand: messages whose turn has not come, and the batch of those whose has."""
+
+    def __init__(self, messages: Sequence[InHand] = (), batch: Batch | None = None) -> None:
+        self.messages = list(messages)
+        self.batch = batch or Batch()
+        self.error: Exception | None = None
+
+    def cut(self) -> Lot | None:
+        """All but the message whose handler takes long, for another thread; None if there is none such."""
+        batch = self.batch
+        with batch.lock:  # its thread cannot go on meanwhile
+            rest = batch.cut(HOLD_S)
+            if rest is None:
+                return None
+            messages, self.messages = self.messages, []
+            return Lot(messages, rest)
 
 
 class Consumer:
@@ -188,34 +244,61 @@ class Consumer:
         self._epoch_ms = app.clock_ms() - round(1000 * monotonic())  # what the clock says when monotonic() is 0
         self._lock = threading.Lock()
         self._leased: dict[str, Delivery] = {}
-        self._busy: set[Key] = set()
+        self._busy: set[Key | str] = set()
         self._freed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._lots: set[Lot] = set()
+        self._of: dict[Job, list[InHand]] = {}
+        """The messages of each job under way."""
+        self._late: set[Job] = set()
+        """Their coroutines are still at work."""
+        self._ready: SimpleQueue[Job] = SimpleQueue()
+        """Of those: what can go on."""
 
     def run(self, on_start: Callable[[], object] | None = None) -> Tally:
         """Consume; blocks. What cannot be mended by waiting is raised."""
-        self._probe()
-        for warning in self.app.world.tokens.warnings():
-            log.warning("%s", warning)
+        self._start()
         ended = threading.Event()
-        workers = [self._thread("consumer", self._work) for _ in range(self.settings.concurrency)]
-        tending = [self._thread("leases", lambda: self._extend_leases(ended)), self._thread("pump", self._pump)]
-        for thread in (*workers, *tending):
+        for _ in range(self.settings.concurrency):
+            self._add_thread("consumer", self._work)
+        tending = [
+            self._thread("leases", lambda: self._extend_leases(ended)), self._thread("pump", self._pump),
+            self._thread("watch", lambda: self._watch(ended)),
+        ]  # fmt: skip
+        for thread in tending:
             thread.start()
         try:
             if on_start is not None:
                 on_start()
-            while not (self._errors or self._stop.is_set()) and any(worker.is_alive() for worker in workers):
+            while not (self._errors or self._stop.is_set()) and any(each.is_alive() for each in list(self._threads)):
                 sleep(POLL_S)  # not stop.wait: that has a lock now and then, for which a signal handler would wait
         finally:
             self.ending.set()
-            for thread in workers:
-                thread.join()
+            while self._threads:  # one may add another meanwhile
+                self._threads.pop().join()
             ended.set()
-            for thread in tending:
+            for thread in (*tending, *self._threads):
                 thread.join()
         if self._errors:
             raise self._errors[0]
         return self.books.tally().check()
+
+    def _start(self) -> None:
+        """Reach the stores, or wait until they can be reached; not for ever, for the address may be wrong."""
+        outages = 0
+        while not self._stop.is_set():
+            try:
+                self._probe()
+                for warning in self.app.world.tokens.warnings():
+                    log.warning("%s", warning)
+            except StoreFailed as error:
+                if outages >= OUTAGES_MAX:
+                    raise
+                log.error("%s: waiting for it", describe(error))
+                self._stop.wait(min(OUTAGE_MAX_S, OUTAGE_S * 2.0**outages))
+                outages += 1
+            else:
+                return
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         def guarded() -> None:
@@ -227,20 +310,37 @@ class Consumer:
 
         return threading.Thread(target=guarded, name=f"onefold-{name}", daemon=True)
 
-    def _work(self) -> None:
+    def _add_thread(self, name: str, work: Callable[[], None]) -> None:
+        thread = self._thread(name, work)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self, lot: Lot | None = None) -> None:
+        """Lease and process until the end, or until another thread takes over; ``lot``: what this one takes over."""
         queue, settings, queues = self.app.world.queue, self.settings, list(self.app.handlers)
         outages, due = 0, 0.0
-        while not self.ending.is_set():
+        patience_ms = 0 if settings.until_empty else WAIT_MS
+        while lot is not None or self._late or not self.ending.is_set():
             deliveries: list[Delivery] = []
             try:
-                deliveries = queue.lease(queues, settings.batch, settings.lease_ms, WAIT_MS)
-                if not deliveries and settings.until_empty:
-                    waiting = queue.waiting()
-                    if not any(waiting.get(name) for name in queues):
-                        return
-                error = self._process(deliveries) if deliveries else None
+                if lot is None:
+                    lot = Lot(batch=Batch(self._ready_jobs()))
+                    if not self.ending.is_set() and len(self._late) < LATE_MAX:
+                        wait_ms = LATE_WAIT_MS if self._late else 0 if lot.batch.jobs else patience_ms
+                        deliveries = self._lease(wait_ms)
+                    elif not lot.batch.jobs:
+                        sleep(LATE_WAIT_MS / 1000)
+                    if not deliveries and not lot.batch.jobs and settings.until_empty:
+                        waiting = queue.waiting()
+                        if not any(waiting.get(name) for name in queues):
+                            return
+                        patience_ms = WAIT_MS
+                error = self._process(deliveries, lot)
+                if lot.batch.is_left:
+                    return
             except Exception as failed:
                 error = failed
+            lot = None
             if isinstance(error, Misuse | Damaged):  # to go on would not help
                 raise error
             if error is not None:
@@ -249,132 +349,267 @@ class Consumer:
             elif outages and (deliveries or monotonic() > due):  # before that, what failed has not come again
                 outages, self.trouble = 0, None
 
-    def _process(self, deliveries: Sequence[Delivery]) -> Exception | None:
+    def _lease(self, wait_ms: int) -> list[Delivery]:
+        """Of the ordered queues first: they have nothing to be woken by."""
+        handlers, settings, world = self.app.handlers, self.settings, self.app.world
+        ordered = [handling for handling in handlers.values() if handling.ordered]
+        deadline = monotonic() + wait_ms / 1000
+        while True:
+            for handling in sample(ordered, len(ordered)):
+
+                def turn_of(payload: bytes, handling: Handling = handling) -> str:
+                    try:
+                        return str(handling.read(unpack_message(payload))[0])
+                    except Exception:  # it will be set aside
+                        return f"#{sha256(payload).hexdigest()}"
+
+                args = handling.queue, turn_of, settings.batch, settings.lease_ms
+                if deliveries := world.local.lease_in_turn(*args):
+                    return deliveries
+            others = [name for name, handling in handlers.items() if not handling.ordered]
+            if not ordered:
+                return world.queue.lease(others, settings.batch, settings.lease_ms, wait_ms)
+            if others and (deliveries := world.queue.lease(others, settings.batch, settings.lease_ms, 0)):
+                return deliveries
+            if monotonic() >= deadline or self.ending.wait(POLL_S):
+                return []
+
+    def _ready_jobs(self) -> list[Job]:
+        """Of the late ones, those that can go on."""
+        jobs: list[Job] = []
+        while True:
+            try:
+                job = self._ready.get_nowait()
+            except Empty:
+                return jobs
+            self._late.discard(job)
+            jobs.append(job)
+
+    def _process(self, deliveries: Sequence[Delivery], lot: Lot) -> Exception | None:
         """Give each its verdict, or give it back untouched when the consumer ends or a store fails, whose error is
         returned."""
-        self.books.received(len(deliveries))
-        with self._lock:
-            self._leased |= {delivery.receipt: delivery for delivery in deliveries}
-        try:
+        if deliveries:
+            self.books.received(len(deliveries))
+            with self._lock:
+                self._leased |= {delivery.receipt: delivery for delivery in deliveries}
             try:
-                realm = self.app.world.tokens.realm
+                world = self.app.world
+                place = world.local.place if self.app.plan == "local" else world.tokens.realm + "?"
             except Exception as error:
                 self._store_failed(deliveries)
                 return error
-            messages = [message for each in deliveries if (message := self._read(each, realm)) is not None]
-            failed: Exception | None = None
-            while messages and failed is None and not self.ending.is_set():
-                with self._turns([message.work.key for message in messages]) as ours:
-                    first: dict[Key, InHand] = {}
-                    later = [
-                        message
-                        for message in messages
-                        if message.work.key not in ours or first.setdefault(message.work.key, message) is not message
-                    ]
-                    failed, again = self._round(list(first.values()))
-                messages = later + again
-            self.books.received(-len(messages))
-            self._release([message.delivery for message in messages])
+            read = (self._read(each, self.app.handlers, place) for each in deliveries)
+            lot.messages += [message for message in read if message is not None]
+        with self._lock:
+            self._lots.add(lot)
+        try:
+            while True:
+                if not lot.batch.jobs and not self._begin(lot):
+                    break
+                run(self.app.world, lot.batch, HOLD_S)
+                jobs, lot.batch.jobs = lot.batch.jobs, []
+                conflicts = len(lot.messages)
+                done: list[InHand] = []
+                for job in jobs:
+                    if isinstance(job.ended, tuple) and set(job.ended) == {Outcome.APPLIED}:
+                        done += self._of.pop(job)
+                    else:
+                        self._end(job, lot)
+                if done:
+                    self.books.judged("applied", len(done))
+                    self._forget([message.delivery for message in done])
+                    with self._freed:
+                        self._busy.difference_update(message.turn for message in done)
+                        self._freed.notify_all()
+                if len(lot.messages) - conflicts >= len(jobs):  # nobody got through: not all at the same time again
+                    sleep(uniform(0, 0.001 * 2 ** lot.messages[-1].tries))
+                if lot.batch.is_left or (not lot.messages or lot.error is not None or self.ending.is_set()):
+                    break
         finally:
             with self._lock:
-                for delivery in deliveries:
-                    self._leased.pop(delivery.receipt, None)
-        return failed
+                self._lots.discard(lot)
+        if lot.messages:
+            self.books.received(-len(lot.messages))
+            self._let_go([message.delivery for message in lot.messages])
+            lot.messages = []
+        return lot.error
 
-    def _read(self, delivery: Delivery, realm: str) -> InHand | None:
-        """The message with its handler; None: it is set aside."""
+    def _begin(self, lot: Lot) -> bool:
+        """Begin with the messages whose turn it is; False if there are none. What was given out before is alone."""
+        if not lot.messages or lot.error is not None:
+            return False
+        first, alone, behind = list[InHand](), list[InHand](), set[Key | str]()
+        for message in lot.messages:
+            if message.turn in behind:
+                continue
+            (first if message.delivery.times == 1 else alone).append(message)
+            if message.work.handling.ordered and message.delivery.times > 1:
+                behind.add(message.turn)
+        candidates = first or [choice(alone)]
+        with self._freed:
+            turns = {message.turn for message in candidates}
+            self._freed.wait_for(lambda: not self._busy.issuperset(turns), TURN_S)
+            ours = turns - self._busy
+            self._busy |= ours
+        together: dict[Key | str, list[InHand]] = {}
+        begun = set[str]()
+        for message in candidates:
+            if message.turn not in ours:
+                continue
+            group = together.setdefault(message.turn, [])
+            folds = message.plan == "local" and message.tries <= FOLD_TRIES_MAX
+            if not group or (folds and (group[0].plan, group[0].tries) == ("local", message.tries)):
+                group.append(message)
+                begun.add(message.delivery.receipt)
+        later = [message for message in lot.messages if message.delivery.receipt not in begun]
+        jobs, now_ms, loop = dict[Job, list[InHand]](), self.app.clock_ms(), self.app.loop
+        for group in together.values():
+            jobs[job_of(group[0].plan, [message.work for message in group], loop, now_ms)] = group
+        with self._lock:
+            self._of |= jobs
+        if within := {job: group for job, group in jobs.items() if group[0].work.handling.takes_db}:
+            works = [[message.work for message in group] for group in within.values()]
+            found = in_transaction(self.app.world, works, loop, now_ms)
+            for within_job, end in zip(within, found, strict=True):
+                within_job.attempt.close()
+                within_job.ended = end
+        lot.messages, lot.batch = later, Batch(jobs)
+        return True
+
+    def _end(self, job: Job, lot: Lot) -> None:
+        """The verdicts on its messages; those to be tried again at once are in the lot again."""
+        if job.ended is None:
+            self._late.add(job)
+            assert job.future is not None, "only a coroutine is waited for"
+            job.future.add_done_callback(lambda _: self._ready.put(job))
+            return
+        with self._lock:
+            group = self._of.pop(job)
+        ends = job.ended if isinstance(job.ended, tuple) else [job.ended] * len(group)
+        again, failed, behind = list[InHand](), list[Delivery](), list[Delivery]()
+        for message, end in zip(group, ends, strict=True):
+            delivery, work, _, tries = message
+            if end is None:
+                behind.append(delivery)
+            elif end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
+                # Read anew: the handler may have changed the body that it was given.
+                fresh = work._replace(message=work.handling.typed(unpack_message(delivery.payload)))
+                again.append(message._replace(work=fresh, tries=tries + 1))
+            elif end is Outcome.CONFLICT:
+                self._let_go([delivery], round(uniform(0, CONFLICT_S) * 1000))
+                self.books.judged("conflict")
+            elif isinstance(end, Outcome):
+                self.books.judged(str(end))
+                self._forget([delivery])
+            elif not isinstance(end, HandlerFailed):
+                failed.append(delivery)
+                lot.error = end
+            else:
+                self._handler_failed(delivery, work.message, end)
+        if failed:
+            self._store_failed(failed)
+        done = all(end in (Outcome.APPLIED, Outcome.DUPLICATE) for end in ends)
+        if group[0].work.handling.ordered and not done and len(again) < len(group):  # the rest has to wait for it
+            behind += [message.delivery for message in (*again, *lot.messages) if message.turn == group[0].turn]
+            lot.messages = [message for message in lot.messages if message.turn != group[0].turn]
+            again = []
+        if behind:
+            self.books.received(-len(behind))
+            self._let_go(behind, anew=True)
+        lot.messages = again + lot.messages
+        with self._freed:
+            self._busy.discard(group[0].turn)
+            self._freed.notify_all()
+
+    def _watch(self, ended: threading.Event) -> None:
+        """Have another thread take over what waits behind a handler that takes long."""
+        while not ended.wait(HOLD_S / 2):
+            with self._lock:
+                lots = list(self._lots)
+            if len(self._threads) >= self.settings.concurrency + HELD_MAX:
+                self._threads = [thread for thread in self._threads if thread.is_alive()]
+                continue
+            for lot in lots:
+                if (other := lot.cut()) is not None:
+                    self._add_thread("consumer", partial(self._work, other))
+
+    def _read(self, delivery: Delivery, handlers: Mapping[str, Handling], place: str) -> InHand | None:
+        """The message with its handler; None: it is set aside, or nobody can tell now where its token is."""
         reason = "malformed"
         try:
-            if delivery.times > FATAL_TIMES * self.settings.attempts_max:
+            if delivery.times > max(FATAL_MIN, FATAL_TIMES * self.settings.attempts_max):
                 reason = "handler_failed"
                 raise BadInput(f"it was given out {delivery.times} times and came to no end: does it kill the process?")
             message = unpack_message(delivery.payload)
-            if message.to not in self.app.handlers:
+            if message.to not in handlers:
                 reason = "no_handler"
                 raise BadInput(f"{self.app.name} has no handler for {message.to!r:.300}")
             if message.to != delivery.queue:
                 raise BadInput(f"it is for {message.to!r} and came by {delivery.queue!r}")
-            if message.realm != realm:
-                reason = "foreign_token"
-                raise BadInput(f"its token is kept in {message.realm!r:.300}, not in {realm!r}")
-            return InHand(delivery, self.app.work(message, delivery))
+            reason = "foreign_token"
+            plan = "local" if message.realm == place else self.app.plan_of(message)
+            reason = "malformed"
+            if wait_ms := self._early_ms(message):
+                self.books.received(-1)
+                self._let_go([delivery], wait_ms, anew=True)
+                return None
+            return InHand(delivery, self.app.work(message, delivery), plan)
         except BaseException as error:  # a key function can raise anything
             self._bury(delivery, f"{reason}: {error if isinstance(error, OnefoldError) else describe(error)}")
             self.books.judged(reason)
             return None
 
-    @contextmanager
-    def _turns(self, keys: Sequence[Key]) -> Iterator[set[Key]]:
-        """Those of the entities that no other thread is at, until this ends; if there are none, the first to be free.
-        Two threads at one entity do no harm, but where a whole queue is about one entity they would do little else than
-        try again. Nobody waits for a turn while having another."""
-        with self._freed:
-            self._freed.wait_for(lambda: not self._busy.issuperset(keys), TURN_S)
-            ours = set(keys) - self._busy
-            self._busy |= ours
-        try:
-            yield ours
-        finally:
-            with self._freed:
-                self._busy -= ours
-                self._freed.notify_all()
+    def _early_ms(self, message: Message) -> int:
+        """How long it has to wait yet. A delay that began later than it is now was told by a clock that was ahead."""
+        early_ms = message.due_ms - self.app.clock_ms() if message.due_ms else 0
+        return 0 if message.delay_ms and early_ms > message.delay_ms + STEP_MS else max(0, early_ms)
 
-    def _round(self, messages: Sequence[InHand]) -> tuple[Exception | None, list[InHand]]:
-        """Attempt each once: the error of a store, if one failed, and those to be tried again at once."""
-        ends = attempt(self.app.world, self.app.plan, [message.work for message in messages], self.app.loop)
-        errors: dict[Delivery, Exception] = {}
-        again: list[InHand] = []
-        for message, end in zip(messages, ends, strict=True):
-            delivery, work, tries = message
-            if end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
-                # Read anew: the handler may have changed the body that it was given.
-                again.append(InHand(delivery, work._replace(message=unpack_message(delivery.payload)), tries + 1))
-            elif end is Outcome.CONFLICT:
-                self._release([delivery], round(uniform(0, CONFLICT_S) * 1000))
-                self.books.judged("conflict")
-            elif isinstance(end, Outcome):
-                self.books.judged(str(end))
-            elif not isinstance(end, HandlerFailed):
-                errors[delivery] = end
-            else:
-                self.books.judged("handler_failed")
-                if delivery.times >= self.settings.attempts_max:
-                    self._bury(delivery, f"{end} (delivery {delivery.times})")
-                else:
-                    log.warning("%s (delivery %d of %d)", end, delivery.times, self.settings.attempts_max)
-                    self._release([delivery], self.settings.delay_ms(delivery.times))
-        self._store_failed(list(errors))
-        if again and len(again) == len(messages):  # nobody got through: not all at the same time again
-            sleep(uniform(0, 0.001 * 2 ** again[0].tries))
-        return next(iter(errors.values()), None), again
+    def _handler_failed(self, delivery: Delivery, message: Message, failed: HandlerFailed) -> None:
+        """Let it come again, or set it aside, with the traceback."""
+        self.books.judged("handler_failed")
+        handling, error = self.app.handlers[message.to], failed.__cause__
+        if error is not None and (trace := error.__traceback__) is not None:
+            error.__traceback__ = trace.tb_next or trace  # without our own frame
+        attempts_max = (handling.retry or self.settings).attempts_max
+        if isinstance(error, handling.fatal) or delivery.times >= attempts_max:
+            head = f"{failed} (delivery {delivery.times}{', fatal' if isinstance(error, handling.fatal) else ''})"
+            lines = "".join(traceback.format_exception(error)) if error is not None else ""
+            self._bury(delivery, f"{head}\n{lines[-max(1, REASON_MAX - len(head) - 1) :]}", error)
+        else:
+            log.warning("%s (delivery %d of %d)", failed, delivery.times, attempts_max, exc_info=error)
+            self._let_go([delivery], self.settings.delay_ms(delivery.times, handling.retry), anew=False)
 
     def _store_failed(self, deliveries: Sequence[Delivery]) -> None:
         self.books.judged("store_failed", len(deliveries))
-        self._release(deliveries, self.settings.delay_ms(1))
+        self._let_go(deliveries, self.settings.delay_ms(1))
 
-    def _release(self, deliveries: Sequence[Delivery], delay_ms: int = 0) -> None:
-        """Let them come again. What was given out often becomes a new parcel, whose deliveries count from one: what a
-        store, or the end of a consumer, sent back does not kill whoever takes it. A copy does no harm."""
-        queue, often = self.app.world.queue, self.settings.attempts_max
-        anew = [delivery for delivery in deliveries if delivery.times >= often]
-        back = [delivery for delivery in deliveries if delivery.times < often]
+    def _let_go(self, deliveries: Sequence[Delivery], delay_ms: int = 0, *, anew: bool | None = None) -> None:
+        """Let them come again; ``anew``: counted from one again. So is, if nothing is said, what was given out often:
+        what a store, or the end of a consumer, sent back does not kill whoever takes it."""
+        often = self.settings.attempts_max
         try:
-            if anew:
-                queue.send([Parcel(delivery.queue, delivery.payload) for delivery in anew])
-                queue.acknowledge(anew)
-            if back:
-                queue.release(back, delay_ms)
+            for again in (False, True):
+                if those := [each for each in deliveries if (each.times >= often if anew is None else anew) is again]:
+                    self.app.world.queue.release(those, delay_ms, anew=again)
         except Exception as error:  # then the leases run out
             log.warning("could not give %d messages back: %s", len(deliveries), describe(error))
+        self._forget(deliveries)
 
-    def _bury(self, delivery: Delivery, reason: str) -> None:
-        log.error("set aside: %s", reason)
+    def _forget(self, deliveries: Sequence[Delivery]) -> None:
+        """They are not in hand any more: their leases are not extended."""
+        with self._lock:
+            for delivery in deliveries:
+                self._leased.pop(delivery.receipt, None)
+
+    def _bury(self, delivery: Delivery, reason: str, error: BaseException | None = None) -> None:
+        log.error("set aside: %s", reason.splitlines()[0], exc_info=error)
         try:
             self.app.world.queue.bury([delivery], reason)
         except Exception as error:  # then it comes again, and is judged again
             log.warning("could not set it aside: %s", describe(error))
         else:
             self.books.set_aside()
+        self._forget([delivery])
 
     def _extend_leases(self, ended: threading.Event) -> None:
         """Extend the leases of all batches in hand, three times in the time of one; what is done already stays so."""
@@ -470,8 +705,8 @@ def recover_stores(
         while rest:  # no two of one entity at once: the second would write what the first one changed
             first: dict[Key, Stranded] = {}
             later = [each for each in rest if first.setdefault(each.key, each) is not each]
-            ends = run(world, [Job(RECOVERIES[plan](each.key, each.name)) for each in first.values()])
-            conflicts += [raised(end) for end in ends].count(Outcome.CONFLICT)
+            found = ends(world, [Job(RECOVERIES[plan](each.key, each.name)) for each in first.values()])
+            conflicts += [raised(end) for end in found].count(Outcome.CONFLICT)
             rest = later
         finished += len(stranded)
         if conflicts or len(stranded) < PAGE:  # what is left is somebody's: not again and again

@@ -136,6 +136,10 @@ class OutboxSink:
     def __post_init__(self) -> None:
         if self.plan is not None and self.plan not in plans.PLANS:
             raise Misuse(f"plan is {self.plan!r}, must be one of {', '.join(plans.PLANS)}", plan=self.plan)
+        if self.plan == "local":
+            raise Misuse(
+                "the plan 'local' is an endpoint's; it takes what is sent here under any other plan", plan="local"
+            )
         if self.plan == "transactional" and self.tokens is not None:
             raise Misuse("the plan 'transactional' keeps entities and tokens in one database: leave tokens out")
         for name, most in (("buckets", BUCKETS_MAX), ("chunk_max", plans.OUTGOING_MAX)):

@@ -136,7 +136,7 @@ class Connections:
 
     def check_open(self) -> None:
         if not self._open:
-            raise Misuse(f"{self.shown}: this ledger was closed")
+            raise Misuse(f"{self.shown}: this store was closed")
 
     @contextmanager
     def _lent(self) -> Iterator[Connection]:

@@ -8,8 +8,9 @@
 `explore` puts the handler under the real plan, on the real SQLite store, with a few workers, and tries every order,
 every crash and every lease that runs out, within its budgets. In the end the world must look as if one message after
 the other had been handled, in some order, without a fault. Whatever breaks that is told as a history, the shortest
-there is. The plans are right, so what is found is in the handler: it raises in some order, or breaks the invariant that
-it was given. What a handler does outside of its answer is done once per call: `Exploration.calls_max` times at most.
+there is. The plans are right, so what is found is in the handler: it raises in some order, breaks the invariant that it
+was given, answers otherwise when it is asked again, or writes files, calls others and starts processes by itself. What
+it does unseen is done once per call: `Exploration.calls_max` times at most.
 
     from onefold.testing import Faults, Traffic, make, write
 
@@ -60,7 +61,7 @@ def explore(
     messages: Iterable[Any] | None = None,
     *,
     key: Any = None,
-    plan: str = "transactional",
+    plan: str | None = None,
     workers: int = 2,
     crashes: int = 1,
     expiries: int = 1,
@@ -72,8 +73,9 @@ def explore(
 
     ``handler`` is a function ``(state, message) -> (state, outgoing)``, or an `Endpoint`: then what its handlers send
     to each other is handled too. ``messages`` are bodies, or pairs of queue and body; ``key`` names the entity as in
-    `Endpoint.handler`, None: all are for one. ``plan`` may be "all". ``invariant`` is given all states by the name of
-    their entity, whenever one changed; it raises `AssertionError` or returns False if that must not be.
+    `Endpoint.handler`, None: all are for one. ``plan`` may be "all"; None: the endpoint's. ``invariant`` is given all
+    states by the name of their entity, whenever one changed; it raises `AssertionError` or returns False if that must
+    not be.
 
     Cost: some 20,000 states a second; each message, worker or fault more multiplies them by about five.
 
@@ -82,6 +84,7 @@ def explore(
     >>> explore(count, crashes=0).complete
     True
     """
+    plan = plan or str(getattr(handler, "plan", "transactional"))
     plans = list(SHIPPED) if plan == "all" else [plan]
     if plans[0] not in SHIPPED:
         raise Misuse(f"plan is {plan!r}, must be one of {', '.join(SHIPPED)}, or 'all'", plan=plan)
@@ -90,9 +93,12 @@ def explore(
     if hasattr(handler, "handlers"):
         if key is not None:
             raise Misuse("key has no effect: the handlers of an endpoint have theirs")
-        handlings = tuple(Handling(queue, each.call, each.key) for queue, each in handler.handlers.items())
+        handlings = tuple(handler.handlers.values())
         if not handlings:
             raise Misuse("the endpoint has no handler")
+        for each in handlings:
+            if each.key is None or each.takes_db:
+                raise Misuse(f"{each.queue}: a handler that keeps its state in tables of your own cannot be explored")
         stage = Stage(check_name(str(getattr(handler, "name", "endpoint")), "name"), handlings, workers)
     elif callable(handler):
         name = str(getattr(handler, "__name__", "handler")).strip("_<>") or "handler"

@@ -26,6 +26,16 @@ def pay(state, message):
 """
 
 
+MAIL = """
+mail = Endpoint("mail", store="sqlite:///mail.db")
+
+
+@mail.handler("mails", key="to")
+def post(state, message):
+    return (state or 0) + 1, []
+"""
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "shop.py").write_text(SHOP)
@@ -59,10 +69,28 @@ def test_the_handlers_of_a_module_in_this_folder_are_run(folder):
     assert state(folder, "a") == {"paid": 2}
 
 
-def test_a_dead_letter_is_told_and_exit_code_1(folder):
+def test_a_dead_letter_is_told_with_the_traceback_and_exit_code_1(folder):
     send(folder, "a", "bad")
-    done = here("consume", "shop:app", "--until-empty", "--attempts-max", 1, cwd=folder)
+    done = process("consume", "shop:app", "--until-empty", "--attempts-max", 2, "--backoff-s", 0, cwd=folder)
     assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert "onefold: orders: ValueError: no such order (delivery 1 of 2)" in lines
+    assert "onefold: set aside: orders: ValueError: no such order (delivery 2)" in lines
+    assert lines.count("ValueError: no such order") == 2
+
+
+def test_several_endpoints_are_consumed_by_one_process(folder):
+    with (folder / "shop.py").open("a") as shop:
+        shop.write(MAIL)
+    send(folder, "a", "b")
+    done = process("consume", "shop:app", "shop:mail", "--until-empty", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    endpoints = json.loads(done.stdout)["endpoints"]
+    assert {name: each["tally"]["first"] for name, each in endpoints.items()} == {"shop": 2, "mail": 0}
+    assert "mail consumes mails" in done.stderr.splitlines()
+    assert here("consume", "shop:app", "shop:app", cwd=folder).returncode == 2
+    assert here("consume", "shop:app", "shop:mail", "--metrics-port", 0, cwd=folder).returncode == 2
+    assert process("consume", "shop:app", "shop:empty", cwd=folder).returncode == 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

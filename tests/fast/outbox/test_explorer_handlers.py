@@ -1,16 +1,27 @@
 """Handlers of users under the explorer: what is right passes, what is wrong is told."""
 
 import asyncio
+import datetime
 import itertools
 import json
+import logging
+import pathlib
+import random
+import sqlite3
+import subprocess
 import sys
+import time
+import urllib.request
+import uuid
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
 
-from onefold import Out
+from onefold import Endpoint, Out
 from onefold.cli.main import main
 from onefold.errors import Misuse
+from onefold.outbox.plans import Handling
 from onefold.testing import Convicted, explore
 
 
@@ -28,8 +39,8 @@ def ship(state, message):
 
 def endpoint():
     handlers = {
-        "orders": SimpleNamespace(call=forward, key="order"),
-        "shipping": SimpleNamespace(call=ship, key=lambda message: f"parcel {message['order']}"),
+        "orders": Handling("orders", forward, "order"),
+        "shipping": Handling("shipping", ship, lambda message: f"parcel {message['order']}"),
     }
     return SimpleNamespace(name="shop", handlers=handlers)
 
@@ -76,16 +87,115 @@ def test_a_handler_that_changes_the_state_it_is_given_does_no_harm():
     assert (found.complete, found.endings, found.findings) == (True, 2, ())
 
 
-def test_a_handler_that_is_not_repeatable_is_a_finding():
+def test_a_handler_that_is_not_repeatable_is_convicted():
     numbers = itertools.count()
 
     def restless(state, message):
         return next(numbers), []
 
-    found = explore(restless, [{"n": 1}])
-    assert found.findings[0].startswith(
-        'not repeatable: restless: for {"n":1} with the state null the handler answered 0 and sent nothing, then 1'
-    )
+    with pytest.raises(Convicted) as convicted:
+        explore(restless, [{"n": 1}])
+    assert convicted.value.offence.wrong == "depends_on_chance"
+    told = 'depends on more than its input: restless: for {"n":1} with the state null it answered 0 and sent nothing,'
+    assert told in convicted.value.offence.text
+
+
+def lucky(state, message):
+    return random.random() < 0.5, []
+
+
+async def stamped(state, message):
+    await asyncio.sleep(0)
+    return datetime.datetime.now(datetime.UTC).isoformat(), []
+
+
+def named(state, message):
+    return str(uuid.uuid4()), []
+
+
+def noting(state, message):
+    pathlib.Path("noted.txt").write_text("one more")
+    return state, []
+
+
+def calling(state, message):
+    urllib.request.urlopen("http://127.0.0.1:1/charge", data=b"{}")
+    return state, []
+
+
+async def connecting(state, message):
+    await asyncio.open_connection("127.0.0.1", 1)
+    return state, []
+
+
+def starting(state, message):
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    return state, []
+
+
+def keeping(state, message):
+    with closing(sqlite3.connect("own.db")) as db:
+        db.execute("create table if not exists own (n)")
+    return state, []
+
+
+@pytest.mark.parametrize(
+    ("handler", "wrong", "told"),
+    [
+        (lucky, "depends_on_chance", r"\(draws from chance at .*test_explorer_handlers.py:\d+ \(lucky\)\)"),
+        (stamped, "depends_on_chance", r"asks the clock at .*test_explorer_handlers.py:\d+ \(stamped\)"),
+        (named, "depends_on_chance", r"draws from chance at .*test_explorer_handlers.py:\d+ \(named\)"),
+        (
+            noting,
+            "acts_on_the_world",
+            r"writes the file 'noted.txt' at .*test_explorer_handlers.py:\d+ \(noting\): each call does",
+        ),
+        (
+            calling,
+            "acts_on_the_world",
+            r"calls POST http://127.0.0.1:1/charge at .*test_explorer_handlers.py:\d+ \(calling\)",
+        ),
+        (
+            connecting,
+            "acts_on_the_world",
+            r"calls \('127.0.0.1', 1\) at .*test_explorer_handlers.py:\d+ \(connecting\)",
+        ),
+        (starting, "acts_on_the_world", r"starts .*python.* at .*test_explorer_handlers.py:\d+ \(starting\)"),
+        (keeping, "acts_on_the_world", r"opens the database 'own.db' at .*test_explorer_handlers.py:\d+ \(keeping\)"),
+    ],
+)
+def test_a_handler_that_acts_on_the_world_is_convicted_with_the_place(handler, wrong, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Convicted, match=told) as convicted:
+        explore(handler, [{"n": 1}])
+    assert convicted.value.offence.wrong == wrong
+
+
+def test_what_does_no_harm_is_a_finding_at_most(tmp_path):
+    rates = tmp_path / "rates.txt"
+    rates.write_text("7")
+
+    def looking(state, message):
+        from wsgiref import util  # reads its source, and may write its bytecode
+
+        logging.getLogger("a handler").warning("%s at %s", util.__name__, time.time())
+        return int(rates.read_text()), []
+
+    findings = explore(looking, [{"n": 1}], crashes=0).findings
+    assert [finding.split(" at ")[0] for finding in findings] == [
+        "looking: the handler asks the clock",
+        f"looking: the handler reads the file '{rates}'",
+    ]
+
+
+def test_ends_that_depend_on_the_order_are_told(module, capsys):
+    assert explore(count).ends == ()
+    assert explore(forward, [{"order": 7}, {"order": 8}], crashes=0, expiries=0).ends[0].startswith("forward/one = [")
+    assert main(["explore", f"{module}:last", "--crashes", "0", "--expiries", "0"]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[0].startswith("transactional: nothing wrong in all ")
+    assert "states (2 messages, 2 workers, crashes up to 0, expired leases 0, copies 0)" in told[0]
+    assert told[1] == "  note: the end depends on the order of the messages: last/one = 1 | last/one = 2"
 
 
 def test_a_handler_that_raises_in_some_order_is_convicted():
@@ -127,7 +237,10 @@ def test_a_search_that_is_cut_says_so():
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"plan": "hopeful"}, "plan is 'hopeful', must be one of checkpointed, parented, transactional, or 'all'"),
+        (
+            {"plan": "hopeful"},
+            "plan is 'hopeful', must be one of checkpointed, parented, transactional, local, or 'all'",
+        ),
         ({"workers": 0}, "workers is 0, must be a whole number from 1 to 9"),
         ({"crashes": -1}, "crashes is -1, must be a whole number from 0 to 9"),
         ({"states_max": 0}, "states_max is 0"),
@@ -149,6 +262,7 @@ def test_what_makes_no_sense_is_misuse(options, told):
 def module(tmp_path, monkeypatch):
     text = (
         "def count(state, message):\n    return (state or 0) + message['n'], []\n\ndef bad(state, message):\n    pass\n"
+        "def last(state, message):\n    return message['n'], []\n"
     )
     (tmp_path / "explored_here.py").write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -195,3 +309,10 @@ def test_the_command_explores_the_shipped_plans(capsys):
 def test_the_command_refuses_what_makes_no_sense(words, told, capsys):
     assert main(["explore", *words]) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_handler_with_tables_of_its_own_is_not_explored(tmp_path):
+    app = Endpoint("shop", store=f"sqlite:///{tmp_path}/a.db")
+    app.handler("orders")(lambda message: [])
+    with pytest.raises(Misuse, match="orders: a handler that keeps its state in tables of your own cannot be explored"):
+        explore(app)

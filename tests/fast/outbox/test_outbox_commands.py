@@ -11,7 +11,7 @@ from tests.lib.cut_off import cut_off
 
 
 def shop(url: str, *, tokens: str | None = None, plan: str | None = None) -> Endpoint:
-    app = Endpoint("shop", store=url, transport=url, tokens=tokens, plan=plan)
+    app = Endpoint("shop", store=url, transport=url, tokens=tokens, plan=plan or (None if tokens else "transactional"))
     app.handler("orders", key="order")(lambda state, message: ((state or 0) + 1, [Out(("shipping", "audit"), 1)]))
     return app
 
@@ -88,7 +88,7 @@ def test_with_tokens_kept_apart_what_a_source_left_is_finished_and_useless_token
 
 
 def test_dead_letters_are_shown_with_why_they_are_dead(at, tmp_path):
-    with Endpoint("shop", store=at, transport=at) as app:
+    with Endpoint("shop", store=at, transport=at, plan="transactional") as app:
         app.handler("orders", key="order")(lambda state, message: 1 / 0)
         app.take("orders.csv", 1, [Out("orders", {"order": "7"})])
         app.world.queue.send([Parcel("orders", b"\x1bno message")])

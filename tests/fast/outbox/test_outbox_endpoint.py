@@ -184,7 +184,7 @@ def test_what_makes_no_sense_is_misuse(tmp_path):
 def test_an_address_is_opened_when_it_is_first_needed_and_never_shown(tmp_path):
     app = Endpoint("shop", store=f"sqlite:///{tmp_path}/s.db", transport=f"sqlite:///{tmp_path}/s.db")
     assert not list(tmp_path.iterdir())
-    assert repr(app) == "<Endpoint shop: transactional, handles nothing>"
+    assert repr(app) == "<Endpoint shop: local, handles nothing>"
     with app:
         assert app.take("s", 1, [Out("orders", 1)]) == Outcome.APPLIED
     with Endpoint("shop", store=f"sqlite:///{tmp_path}/s.db", transport=f"sqlite:///{tmp_path}/s.db") as again:

@@ -1,5 +1,7 @@
 """The plans as lists of steps: what each asks of the world, in which order, for every answer that it may get."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -187,17 +189,23 @@ JSON = st.recursive(
     max_leaves=8,
 )
 NAMES = st.text(max_size=8)
+TIMES = st.integers(0, 2**53)
+EXTRAS = {"headers": st.dictionaries(NAMES, NAMES, max_size=2), "due_ms": TIMES, "delay_ms": TIMES}
+EXTRAS["priority"] = st.integers(-1_000, 1_000)
 
 
-@given(st.lists(st.builds(Outgoing, NAMES, JSON, NAMES), max_size=3), NAMES, NAMES)
+@given(st.lists(st.builds(Outgoing, NAMES, JSON, NAMES, **EXTRAS), max_size=3), NAMES, NAMES)
 def test_an_entry_is_read_as_it_was_written(outgoing, attempt, origin):
     entry = Entry(tuple(outgoing), attempt, origin)
     assert unpack_entry(pack_entry(entry)) == entry
 
 
-@given(st.builds(Message, NAMES, NAMES, JSON, NAMES, NAMES, NAMES))
-def test_a_message_is_read_as_it_was_written(message):
-    assert unpack_message(pack_message(message)) == message
+@given(st.builds(Message, NAMES, NAMES, JSON, NAMES, NAMES, NAMES, **EXTRAS), st.dictionaries(NAMES, JSON, max_size=2))
+def test_a_message_is_read_as_it_was_written_also_if_a_later_version_says_more(message, more):
+    payload = pack_message(message)
+    assert unpack_message(payload) == message
+    later = {**{f"x-{name}": value for name, value in more.items()}, **json.loads(payload)}
+    assert unpack_message(json.dumps(later).encode()) == message
 
 
 def failed(failure):

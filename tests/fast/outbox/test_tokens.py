@@ -16,7 +16,7 @@ from tests.lib.cut_off import cut_off
 def at(tmp_path):
     """A shop in one file: order "bad" is a dead letter, order "new" waits, order 1 is done."""
     url = f"sqlite:///{tmp_path}/shop.db"
-    with Endpoint("shop", store=url, transport=url) as app:
+    with Endpoint("shop", store=url, transport=url, plan="transactional") as app:
 
         @app.handler("orders", key="order")
         def pay(state, message):
@@ -109,7 +109,7 @@ def test_what_was_made_for_a_discarded_message_goes_with_it(at, tmp_path):
 def test_a_message_that_waits_is_never_processed_once_its_token_is_discarded(at, tmp_path):
     [name] = set(listed(at, tmp_path)) - {dead(at, tmp_path)}
     assert tokens("discard", name, "--store", at, "--transport", at, "--yes", cwd=tmp_path).returncode == 0
-    with Endpoint("shop", store=at, transport=at) as app:
+    with Endpoint("shop", store=at, transport=at, plan="transactional") as app:
         app.handler("orders", key="order")(lambda state, message: ({"paid": 1}, []))
         assert str(app.consume(until_empty=True)) == "1 in = 0 first + 1 repeat + 0 unsure + 0 reject"
         assert app.state("new") is None
@@ -144,7 +144,7 @@ def test_a_dead_letter_is_put_back_and_processed_once(at, tmp_path):
     name = dead(at, tmp_path)
     done = tokens("revive", name, "--transport", at, "--json", cwd=tmp_path)
     assert (done.returncode, json.loads(done.stdout)) == (0, {"revived": 1, "more": False})
-    with Endpoint("shop", store=at, transport=at) as app:
+    with Endpoint("shop", store=at, transport=at, plan="transactional") as app:
         app.handler("orders", key="order")(lambda state, message: ({"paid": (state or {"paid": 0})["paid"] + 1}, []))
         app.consume(until_empty=True)
         assert app.state("bad") == {"paid": 1}

@@ -17,7 +17,8 @@ from time import perf_counter
 from typing import Any, Final, NoReturn
 
 from onefold.outbox import plans
-from onefold.outbox.explore.system import FREE, GROUPS, IDLE, WORLD, HandlerRaised, Invariant, Move, State, System
+from onefold.outbox.explore.handlers import HandlerWrong
+from onefold.outbox.explore.system import FREE, GROUPS, IDLE, WORLD, Invariant, Move, State, System
 from onefold.outbox.explore.topology import Algorithm, Offence, Topology, Wrong
 from onefold.outbox.plans import Outcome, Settled
 
@@ -40,6 +41,8 @@ class Exploration:
 
     plan: str
     topology: str
+    extent: str
+    """How many messages and workers, and how much of each fault."""
     states: int
     """Distinct ones of the whole world: database, transport, workers, budgets left. Workers of one stage are alike."""
     transitions: int
@@ -52,6 +55,8 @@ class Exploration:
     """Steps that the SQLite store performed; the others were known from an equal state."""
     endings: int
     """In how many ways it can end when nothing goes wrong."""
+    ends: tuple[str, ...]
+    """Two of them in words, if there are more than one: which it is depends on the order of the messages."""
     calls_max: int | None
     """How often the handler may be called for one message: so often happens what it does outside. None: not counted."""
     findings: tuple[str, ...]
@@ -65,9 +70,9 @@ def explored(
     """All states, or `Convicted`. ``endless``: also look whether anything goes on for ever, and count calls."""
     try:
         system = System(topology, algorithm, invariant)
-    except HandlerRaised as error:
+    except HandlerWrong as error:
         line = f"Wrong, without any fault: {error}."
-        raise Convicted(algorithm.name, Offence(Wrong.HANDLER, str(error)), line, 0) from error
+        raise Convicted(algorithm.name, Offence(error.wrong, str(error)), line, 0) from error
     with closing(system.snapshots):
         return _Search(system, states_max).run(endless)
 
@@ -78,6 +83,7 @@ def together(plan: str, parts: Iterable[Exploration]) -> Exploration:
     return Exploration(
         plan,
         ", ".join(dict.fromkeys(part.topology for part in parts)),
+        "; ".join(dict.fromkeys(part.extent for part in parts)),
         sum(part.states for part in parts),
         sum(part.transitions for part in parts),
         sum(part.rests for part in parts),
@@ -85,6 +91,7 @@ def together(plan: str, parts: Iterable[Exploration]) -> Exploration:
         sum(part.seconds for part in parts),
         sum(part.performed for part in parts),
         max(part.endings for part in parts),
+        next((part.ends for part in parts if part.ends), ()),
         None if None in calls else max(call for call in calls if call is not None),
         tuple(dict.fromkeys(finding for part in parts for finding in part.findings)),
     )
@@ -114,6 +121,7 @@ class _Search:
         return Exploration(
             system.algorithm.name,
             system.topology.name,
+            system.topology.extent,
             len(self.parents),
             self.transitions,
             self.rests,
@@ -121,8 +129,9 @@ class _Search:
             perf_counter() - began,
             system.snapshots.performed,
             len(system.endings),
+            tuple(sorted(map(str, system.endings))[:2]) if len(system.endings) > 1 else (),
             calls,
-            tuple(system.handlers.findings),
+            system.handlers.findings,
         )
 
     def _look(self, state: State, following: list[State]) -> None:
@@ -139,8 +148,8 @@ class _Search:
                     offence = offence_of(after[WORLD])
                     if offence is not None:
                         self._convict(offence, self._way(after))
-        except HandlerRaised as error:
-            self._convict(Offence(Wrong.HANDLER, f"{error}."), self._way(state))
+        except HandlerWrong as error:
+            self._convict(Offence(error.wrong, f"{error}."), self._way(state))
         if self.system.resting(state):
             self.rests += 1
             offence = self.system.worlds.at_rest(state[WORLD])
@@ -270,7 +279,7 @@ class _Teller:
         answer = after.answers[len(before.answers)]
         late = "" if leased else ", late"
         text = f"acknowledges {job.label}{late}" if isinstance(step, plans.Acknowledge) else _describe(step, answer)
-        if before.carries and not after.carries and type(step) not in (plans.Load, plans.Open):
+        if before.carries and not after.carries and type(step) not in (plans.Load, plans.Open, plans.Peek):
             text += f": {job.name} is applied"
         if result.called:
             text += f", and calls the handler for {job.label}"
@@ -290,6 +299,12 @@ def _describe(step: Any, answer: Any) -> str:
             return f"loads {step.key} (version {entity.version}) and finds {'its' if has_token else 'no'} token"
         case plans.Fresh():
             return "makes new ids"
+        case plans.Keep():
+            if answer is None:
+                return f"finds the row {step.receipt} not leased to it any more"
+            return f"keeps the answer of {', '.join(step.answers)}" if step.answers else "looks for answers"
+        case plans.Call():
+            return f"calls {step.name} outside, under the key {step.key}"
         case plans.Create():
             tokens = ", ".join(token for token, _ in step.tokens)
             if not answer:
@@ -309,6 +324,20 @@ def _describe(step: Any, answer: Any) -> str:
             removed = f", removes the token {token}" if token else ""
             new = f", makes the token {tokens}" if tokens else ""
             return f"writes {entity.key} as version {entity.version + 1}{removed}{new}"
+        case plans.Lease():
+            return "leases its row" if all(answer) else "finds its row gone"
+        case plans.Peek():
+            return f"loads {step.key} (version {answer.version})"
+        case plans.Commit(entity):
+            assert entity is not None, "what keeps no state is not explored"
+            key = entity.key
+            if answer is Settled.STALE:
+                return f"cannot commit: version {entity.version} of {key} is stale"
+            if answer is Settled.NO_TOKEN:
+                return "cannot commit: its row is gone"
+            removed = ", deletes its row" if step.receipts else ""
+            new = f", adds rows for {', '.join(message.token for message in step.messages)}" if step.messages else ""
+            return f"writes {key} as version {entity.version + 1}{removed}{new}"
         case plans.Dispatch():
             return f"sends {', '.join(message.token for message in step.messages) or 'nothing'}"
         case plans.Remove():

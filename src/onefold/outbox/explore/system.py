@@ -5,8 +5,6 @@ number per group of workers. Two histories that lead to equal numbers lead to th
 
 - `StoreSnapshots`: the real store at any content that was ever reached. A database in memory is copied out after each
   write and copied in before the next step. Each pair of content and step is performed once.
-- `Handlers`: the handler on trial. It shall be a function of state and message, else the explorer could not go the same
-  way again: each call with equal input is made twice, the first answer is kept, and a difference is reported.
 - `endings`: the oracle. What comes out without faults, for every order of messages: one handler call each, no store
   and no plan. Whatever faults there are, in the end the world must look like one of these.
 - `Payloads`: what was ever sent. ``m1`` is the first message, ``m1.2`` the second one that it sends, ``mark1`` what a
@@ -28,8 +26,6 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import combinations
@@ -39,23 +35,26 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_chec
 
 from onefold.errors import Misuse
 from onefold.outbox import plans
+from onefold.outbox.explore.handlers import Handlers
 from onefold.outbox.explore.topology import Algorithm, Chore, Content, Offence, Topology, Wrong
-from onefold.outbox.plans import MARK, Attempt, Handled, Handler, HandlerFailed, Key, Message, Outcome, Outgoing, pack
-from onefold.outbox.ports import Parcel, Queue
-from onefold.outbox.runner import Loop, World, calling
-from onefold.outbox.stores.sqlite import SqliteLedger
+from onefold.outbox.plans import MARK, Attempt, Handled, Key, Message, Outcome, Outgoing, pack
+from onefold.outbox.ports import Parcel, Queue, parcels_of
+from onefold.outbox.runner import World
+from onefold.outbox.stores.sqlite import SqliteLocal
 
-FINDINGS_MAX: Final = 5
 PAGE_BYTES: Final = 1_024
 """Small pages make small copies."""
-_WRITES: Final = frozenset({plans.Create, plans.Finish, plans.Persist, plans.Remove, plans.Settle})
+_WRITES: Final = frozenset(
+    {plans.Commit, plans.Create, plans.Finish, plans.Keep, plans.Lease, plans.Persist, plans.Remove, plans.Settle}
+)
+_ROW_OF: Final = "select position from outbox_queue where json_extract(cast(payload as text), '$.token') = ?"
 
 
 @runtime_checkable
 class OwnStep(Protocol):
     """A step that no shipped plan has: of a specimen, a mutant or a chore. It knows how it is done."""
 
-    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> Any: ...
+    def perform(self, ledger: SqliteLocal, connection: sqlite3.Connection) -> Any: ...
 
     def describe(self, answer: Any) -> str: ...
 
@@ -80,7 +79,8 @@ class Numbered(list[T]):
 class StoreSnapshots:
     """All contents so far, by number; the first is number 0."""
 
-    def __init__(self, tables: Iterable[str], first: Sequence[plans.Create]) -> None:
+    def __init__(self, tables: Iterable[str], messages: Sequence[Message], tokens: bool, rows: bool) -> None:
+        """``tokens``: the first messages have one, or ``rows``: they are rows."""
         self.contents: list[Content] = []
         self.performed = 0
         self._snapshots: list[bytes] = []
@@ -89,14 +89,19 @@ class StoreSnapshots:
         db.execute(f"pragma page_size={PAGE_BYTES}")
         for statement in tables:
             db.execute(statement)
-        self._ledger = SqliteLedger.over(db, lambda: 0)  # the clock stands: time is no part of a state
-        self.realm = self._ledger.realm
+        self._store = SqliteLocal.over(db, lambda: 0)  # the clock stands: time is no part of a state
+        self.realm = self._store.place if rows else self._store.realm
         self._sent: list[Parcel] = []
-        transport = SimpleNamespace(send=self._sent.extend)
-        self._world = World(self._ledger, self._ledger, cast(Queue, transport))
+        transport = self._store if rows else cast(Queue, SimpleNamespace(send=self._sent.extend))
+        self._world = World(self._store, self._store, transport)
         names = db.execute("select name from sqlite_master where type = 'table' order by name").fetchall()
         self._reads = [(name, f'select * from "{name}"') for (name,) in names]  # noqa: S608 # names of our own schema
-        self._ledger.create(first)
+        if rows:
+            self._store.send(parcels_of(messages, self.realm))
+        elif tokens:
+            self._store.create([plans.Create("", "", ((each.token, each.to),), False) for each in messages])
+        self._rows: list[Mapping[int, Parcel]] = []
+        """Of each content, by position."""
         self._here = self._number()
 
     def close(self) -> None:
@@ -110,12 +115,21 @@ class StoreSnapshots:
             self._connection.deserialize(self._snapshots[content])
             self._here = content
         if isinstance(step, OwnStep):
-            answer = step.perform(self._ledger, self._connection)
+            answer = step.perform(self._store, self._connection)
+        elif isinstance(step, plans.Lease):
+            answer = tuple(self._leased(token) for token in step.tokens)
         else:
             (answer,) = self._world.perform(type(step), [step])
         if type(step) in _WRITES or isinstance(step, OwnStep):
             self._here = self._number()
+            before, after = self._rows[content], self._rows[self._here]
+            self._sent += [parcel for position, parcel in after.items() if position not in before]
         return self._here, answer, list(self._sent)
+
+    def _leased(self, token: str) -> str | None:
+        """The receipt of the row with this message, wherever it is; None if it is gone."""
+        positions = [position for (position,) in self._connection.execute(_ROW_OF, [token])]
+        return self._store.lend(lambda: positions, 1)[0].receipt if positions else None
 
     def _number(self) -> int:
         execute = self._connection.execute
@@ -129,60 +143,22 @@ class StoreSnapshots:
                 tables["outbox_tokens"],
                 tables["outbox_entities"],
             )  # the columns are in the store's order
+            parcels = {row[0]: Parcel(row[1], row[5]) for row in tables["outbox_queue"]}
             content = Content(
-                frozenset(row[0] for row in tokens),
+                frozenset(row[0] for row in tokens)
+                | frozenset(plans.unpack_message(parcel.payload).token for parcel in parcels.values()),
                 {row[0]: row[2] for row in tokens if row[2]},
                 {Key(row[0], row[1]): row[3] for row in entities if row[3] is not None},
                 tuple((Key(row[0], row[1]), row[2]) for row in tables["outbox_entries"]),
                 {name: table for name, table in rows if not name.startswith("outbox_")},
             )
             self.contents.append(content)
+            self._rows.append(parcels)
             self._snapshots.append(self._connection.serialize())
         return number
 
 
-class HandlerRaised(Exception):
-    """The handler did not answer, or answered what cannot be kept."""
-
-    def __init__(self, message: Message, state: Any, error: BaseException | None) -> None:
-        text = str(error) if type(error).__module__.startswith("onefold") else f"{type(error).__name__}: {error}"
-        super().__init__(f"the handler fails on {pack(message.body)} with the state {pack(state)}: {text}")
-
-
-class Handlers:
-    def __init__(self) -> None:
-        self.findings: list[str] = []
-        self._answers: dict[tuple[Handler, str, str, str, str], Handled] = {}
-        """By handler, queue, name and body of the message, and state. Not by its token: which attempt made that is
-        chance, and an answer that hangs on it would differ from the one without faults."""
-
-    def answer(self, call: Handler, message: Message, state: Any) -> Handled:
-        packed = pack(state)
-        key = (call, message.to, message.token.partition("@")[0], pack(message.body), packed)
-        if key not in self._answers:
-            first, again = (_call(call, json.loads(packed), message) for _ in range(2))
-            self._answers[key] = first
-            if first != again and len(self.findings) < FINDINGS_MAX:
-                where = f"{message.to}: for {pack(message.body)} with the state {packed}"
-                self.findings.append(
-                    f"not repeatable: {where} the handler answered {_describe(first)}, then {_describe(again)}"
-                )
-        return self._answers[key]
-
-
-def _call(call: Handler, state: Any, message: Message) -> Handled:
-    copy = message._replace(body=json.loads(pack(message.body)))
-    try:
-        with closing(Loop()) as loop:
-            answer = calling(call, copy, loop)(state)
-            return answer.result() if isinstance(answer, Future) else answer
-    except HandlerFailed as failed:
-        raise HandlerRaised(message, state, failed.__cause__) from failed.__cause__
-
-
-def _describe(answer: Handled) -> str:
-    messages = [f"{out.to} {pack(out.body)}" for out in answer.outgoing]
-    return f"{pack(answer.state)} and sent {', '.join(messages) or 'nothing'}"
+_LOOKS: Final = frozenset({plans.Load, plans.Open, plans.Peek})
 
 
 WORLDS_MAX: Final = 50_000
@@ -195,6 +171,10 @@ class Ending(NamedTuple):
     """The names of the messages that were processed."""
     sent: frozenset[tuple[str, str, str]]
     """What went to queues that nobody handles here: name, queue, body."""
+
+    def __str__(self) -> str:
+        entities = [f"{key} = {text}" for key, text in sorted(self.states)]
+        return ", ".join([*entities, *(f"{body} sent to {queue}" for _, queue, body in sorted(self.sent))]) or "nothing"
 
 
 def plain(text: str) -> str:
@@ -226,9 +206,9 @@ def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
                 continue
             _, stage, handling = served[queue]
             message = Message(name, queue, json.loads(body))
-            key = Key(stage.endpoint, plans.key_of(message, handling.key))
+            key = Key(stage.endpoint, _entity_of(message, handling))
             states = dict(ending.states)
-            answer = handlers.answer(handling.call, message, json.loads(states.pop(key, "null")))
+            answer = handlers.handled(handling, message, json.loads(states.pop(key, "null")))
             after = Ending(_with(states, key, answer.state), ending.applied | {name}, ending.sent)
             worlds.number((rest | _named(name, answer.outgoing), mark, after))
         if source is not None and mark < len(marks):
@@ -257,15 +237,22 @@ class ExplorerJob:
     label: str
     """The token of its message; a mark."""
     begin: Callable[[], Attempt]
-    answer: Callable[[Any], Handled] | None = None
+    answer: Callable[[plans.Handle], Handled | plans.Asked] | None = None
+    outside: Callable[[plans.Call], Any] | None = None
     acknowledges: bool = True
-    """False: its end is its acknowledgement, as with sources and chores."""
+    """False: its end is its acknowledgement, as with sources, chores, and messages whose row is their token."""
     then: int = -1
     """The parcel that comes when this one is acknowledged: the next mark."""
 
     @property
     def name(self) -> str:
         return name_of(self.label)
+
+
+def _entity_of(message: Message, handling: plans.Handling) -> str:
+    name, _ = handling.read(message)
+    assert name is not None, "what keeps no state is not explored"
+    return name
 
 
 class Payload(NamedTuple):
@@ -282,6 +269,7 @@ def name_of(token: str) -> str:
     >>> name_of("m1.2@3"), name_of("shop/orders.log#41")
     ('m1.2', 'mark41')
     """
+    token = token.removesuffix(plans.ONCE)
     mark = token.rpartition(MARK)[2] if MARK in token else ""
     return f"mark{mark}" if mark else token.partition("@")[0]
 
@@ -303,11 +291,8 @@ class Payloads(list[Payload]):
         self._algorithm, self._handlers, self._served = algorithm, handlers, topology.served
         self.number = cache(self._add)
 
-    def first(self, topology: Topology, realm: str) -> list[int]:
-        numbers = [
-            self.number(plans.pack_message(Message(f"m{number}", queue, body, realm=realm)))
-            for number, (queue, body) in enumerate(topology.messages, 1)
-        ]
+    def first(self, topology: Topology, messages: Sequence[Message], realm: str) -> list[int]:
+        numbers = [self.number(parcel.payload) for parcel in parcels_of(messages, realm)]
         source, following = topology.source, -1
         if source is None:
             return numbers
@@ -325,10 +310,13 @@ class Payloads(list[Payload]):
         group, jobs = -1, []  # what nobody handles is never begun
         if message.to in self._served:
             group, stage, handling = self._served[message.to]
-            key = Key(stage.endpoint, plans.key_of(message, handling.key))
-            answer = partial(self._handlers.answer, handling.call, message)
+            key = Key(stage.endpoint, _entity_of(message, handling))
+            answer, outside = (
+                partial(each, handling, message) for each in (self._handlers.answer, self._handlers.outside)
+            )
             for plan in (self._algorithm.plan, *self._algorithm.others):
-                jobs.append(ExplorerJob(message.token, partial(plan, key, message), answer))
+                begin, acknowledges = partial(plan, key, message), not self._algorithm.rows
+                jobs.append(ExplorerJob(message.token, begin, answer, outside, acknowledges))
         self.append(Payload(group, tuple(jobs), message))
         return len(self) - 1
 
@@ -375,8 +363,8 @@ class Positions(list[Position]):
                 step = attempt.send(answer)
             while isinstance(step, plans.Handle):
                 assert job.answer is not None, "this job has nothing to handle"
-                handled = job.answer(step.state)
-                answers, carries, called = (*answers, handled), True, True
+                handled = job.answer(step)
+                answers, carries, called = (*answers, handled), isinstance(handled, Handled), True
                 step = attempt.send(handled)
         except StopIteration as stop:
             step, outcome = None, stop.value
@@ -397,6 +385,8 @@ class WorldBooks(NamedTuple):
     """Tokens that were, and are no more."""
     attempts: tuple[tuple[str, int], ...]
     """How many attempts at a message asked for ids."""
+    calls: frozenset[tuple[str, str, str]] = frozenset()
+    """What was done outside: for which message, what, under which key."""
 
 
 class StepResult(NamedTuple):
@@ -444,9 +434,18 @@ class Worlds(Numbered[ExploredWorld]):
             after, books, answer = content, *self._fresh(books, position, step)
         elif isinstance(step, plans.Acknowledge):
             after, answer = content, None
+        elif isinstance(step, plans.Call):
+            job = self._positions[position].job
+            assert job.outside is not None, "this job has nothing to handle"
+            after, answer, call = content, job.outside(step), (job.name, step.name, step.key)
+            if any(each[:2] == call[:2] and each != call for each in books.calls):
+                offence = Offence(
+                    Wrong.TWO_KEYS, f"{step.name} was called for {job.name} under two keys: it is done twice."
+                )
+            books = books._replace(calls=books.calls | {call})
         else:
             after, answer, arrivals = self._perform(content, position, step)
-            if type(step) in (plans.Persist, plans.Settle) or getattr(step, "writes", False):
+            if type(step) in (plans.Persist, plans.Settle, plans.Commit) or getattr(step, "writes", False):
                 written = answer in (True, plans.Settled.DONE)
             if after != content:
                 removed = self._snapshots.contents[content].tokens - self._snapshots.contents[after].tokens
@@ -457,7 +456,7 @@ class Worlds(Numbered[ExploredWorld]):
                     offence = Offence(Wrong.APPLIED_TWICE, f"{name} is applied twice: it counts double.")
                 books = books._replace(applied=books.applied | {name})
         # What was made before a new look at the entity is put aside: it will not be written.
-        position = self._positions.after(position, answer, written=written or type(step) in (plans.Load, plans.Open))
+        position = self._positions.after(position, answer, written=written or type(step) in _LOOKS)
         called = self._positions[position].called
         while isinstance(named := self._positions[position].step, plans.Fresh):
             books, answer = self._fresh(books, position, named)
@@ -683,7 +682,7 @@ class Discard(NamedTuple):
     token: str
     parent: str
 
-    def perform(self, ledger: SqliteLedger, connection: sqlite3.Connection) -> Any:
+    def perform(self, ledger: SqliteLocal, connection: sqlite3.Connection) -> Any:
         return ledger.discard(self.token, self.parent)
 
     def describe(self, answer: Any) -> str:
@@ -748,8 +747,8 @@ class System:
         self.topology, self.algorithm = topology, algorithm
         self.handlers = Handlers()
         self.endings = endings(topology, self.handlers)
-        born = [plans.Create("", "", ((f"m{n}", queue),), False) for n, (queue, _) in enumerate(topology.messages, 1)]
-        self.snapshots = StoreSnapshots(algorithm.tables, born if algorithm.tokens else ())
+        first = [Message(f"m{number}", queue, body) for number, (queue, body) in enumerate(topology.messages, 1)]
+        self.snapshots = StoreSnapshots(algorithm.tables, first, algorithm.tokens, algorithm.rows)
         self.payloads = Payloads(topology, algorithm, self.handlers)
         self.positions = Positions()
         self.worlds = Worlds(self, invariant)
@@ -774,7 +773,7 @@ class System:
             self._spend.append([number - weight if number // weight % size else -1 for number in range(total)])
             weight *= size
         self._leasable = cache(self._leasable_by)
-        payloads, free = self.payloads.first(topology, self.snapshots.realm), 0
+        payloads, free = self.payloads.first(topology, first, self.snapshots.realm), 0
         for payload in payloads:
             free = self.transport.arrive(free, payload, set())
         world = ExploredWorld(0, WorldBooks(frozenset(), frozenset(payloads), frozenset(), ()))

@@ -45,7 +45,14 @@ class Wrong(StrEnum):
     STUCK = "stuck"
     """Not at rest, and nobody can go on."""
     CIRCLE = "circle"
+    TWO_KEYS = "two_keys"
+    """For one message somebody outside was asked for one thing under two keys: it is done twice."""
     HANDLER = "handler"
+    """It raises, or answers what cannot be kept."""
+    ACTS = "acts_on_the_world"
+    """The handler writes a file, calls somebody, starts a process: each call does it again."""
+    CHANCE = "depends_on_chance"
+    """Equal calls of the handler have different answers."""
     INVARIANT = "invariant"
 
 
@@ -120,6 +127,19 @@ class Topology:
                 raise Misuse(f"workers is {stage.workers!r}, must be a whole number from 1 to {WORKERS_MAX}")
 
     @property
+    def extent(self) -> str:
+        """What the search was over.
+
+        >>> TOPOLOGIES["pumped"].extent
+        '2 messages, 2 workers, crashes up to 0, expired leases 0, copies 0, pumps 1'
+        """
+        messages = len(self.messages) + (len(self.source.marks) if self.source else 0)
+        workers = sum(stage.workers for stage in self.stages) + (self.source.workers if self.source else 0)
+        faults = f"crashes up to {self.crashes}, expired leases {self.expiries}, copies {self.copies}"
+        pumps = f", pumps {self.pumps}" if self.pumps else ""
+        return f"{messages} message{'s' * (messages != 1)}, {workers} workers, {faults}{pumps}"
+
+    @property
     def served(self) -> dict[str, tuple[int, Stage, Handling]]:
         """By queue: the number of its stage, the stage, and who handles it."""
         stages = enumerate(self.stages)
@@ -159,15 +179,15 @@ class Algorithm:
     chores: tuple[Chore, ...] = ()
     tidy: bool = True
     """Nothing is left at rest. False: what is left is for the pump and the sweeper; nothing is lost or done twice."""
+    rows: bool = False
+    """The row of a message in the store is its token."""
     others: tuple[Plan, ...] = ()
     """Plans that a worker may follow as well, each time it takes a message: an endpoint that changes its plan while
     messages are in flight."""
 
 
 SHIPPED: Final[Mapping[str, Algorithm]] = {
-    name: Algorithm(
-        name, plan, plans.RECOVERIES[name], plans.sourced_at_once if name == "transactional" else plans.sourced
-    )
+    name: Algorithm(name, plan, plans.RECOVERIES[name], plans.SOURCED[name], rows=name == "local")
     for name, plan in plans.PLANS.items()
 }
 

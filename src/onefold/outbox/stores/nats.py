@@ -27,6 +27,7 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from importlib.util import find_spec
 from math import ceil
 from pathlib import Path
@@ -242,6 +243,7 @@ class Link:
 
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_DIGEST = re.compile(r"[0-9a-f]{32}")
 _LIMITS = ("max_msgs", "max_bytes", "max_msgs_per_subject")
 
 
@@ -267,15 +269,17 @@ class Names:
     def subject(self, queue: str) -> str:
         return f"{self.stream}.queue.{queue}"
 
-    def dead_subject(self, queue: str) -> str:
-        return f"{self.stream}.dead.{queue}"
+    def dead_subject(self, queue: str, digest: str = "*") -> str:
+        """Copies of one message have one subject; the stream keeps the last of them."""
+        return f"{self.stream}.dead.{digest}.{queue}"
 
     def consumer(self, queue: str) -> str:
         return queue.replace(".", "=")
 
     def queue(self, subject: str) -> str:
         """The queue that a subject, of either stream, belongs to."""
-        return subject.split(".", 2)[2]
+        _, kind, *rest = subject.split(".")
+        return ".".join(rest[1:] if kind == "dead" and _DIGEST.fullmatch(rest[0]) else rest)
 
 
 class NatsReceipt(NamedTuple):
@@ -308,7 +312,12 @@ async def make_streams(js: JetStreamContext, names: Names, replicas: int | None)
     work = config.evolve(
         name=names.stream, subjects=[names.subject(">")], retention=api.RetentionPolicy.WORK_QUEUE, duplicate_window=0
     )
-    dead = config.evolve(name=names.dead, subjects=[names.dead_subject(">")], retention=api.RetentionPolicy.LIMITS)
+    dead = config.evolve(
+        name=names.dead,
+        subjects=[f"{names.stream}.dead.>"],
+        retention=api.RetentionPolicy.LIMITS,
+        max_msgs_per_subject=1,
+    )
     for wanted in (work, dead):
         try:
             stream = (await js.stream_info(str(wanted.name))).config
@@ -467,11 +476,11 @@ class NatsQueue:
         ports.check_parcels(parcels)
 
         async def work(client: Client) -> None:
-            for queue, payload in parcels:
+            for queue, payload, *_ in parcels:
                 if len(payload) > client.max_payload:
                     size = f"{len(payload)} bytes, more than the {client.max_payload} that the server takes"
                     raise Misuse(f"{self.url}: a parcel for {queue} has {size}", queue=queue)
-            await self._publish(client, [(self._names.subject(queue), payload, None) for queue, payload in parcels])
+            await self._publish(client, [(self._names.subject(queue), payload, None) for queue, payload, *_ in parcels])
 
         self._link.run(work, self._more_s(len(parcels)))
 
@@ -524,8 +533,13 @@ class NatsQueue:
 
         self._link.run(work)
 
-    def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0) -> None:
+    def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0, *, anew: bool = False) -> None:
+        """``anew``: as other parcels; between the two steps there are both, and a copy does no harm. With a delay, the
+        count goes on: only what was given out can have one."""
         ports.check_least("delay_ms", delay_ms, 0)
+        if anew and not delay_ms:
+            self.send([ports.Parcel(delivery.queue, delivery.payload) for delivery in deliveries])
+            return self.acknowledge(deliveries)
         self._settle(deliveries, f'-NAK {{"delay": {delay_ms * 1_000_000}}}'.encode() if delay_ms else b"-NAK")
 
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
@@ -535,7 +549,8 @@ class NatsQueue:
     def buried(self, limit: int = 1_000, queue: str | None = None) -> list[ports.Buried]:
         """Dead letters, oldest first. Cost: a round trip for each."""
         ports.check_least("limit", limit, 1)
-        subject = self._names.dead_subject(">" if queue is None else plans.check_queue(queue))
+        names = self._names
+        subject = f"{names.stream}.dead.>" if queue is None else names.dead_subject(plans.check_queue(queue))
 
         async def work(client: Client) -> list[ports.Buried]:
             js = client.jetstream(timeout=self._timeout_s)
@@ -664,7 +679,9 @@ class NatsQueue:
                 header = json.dumps(reason)  # so it is ASCII, and on one line
                 # The server hangs up on what is too large: then the letter goes without its reason.
                 room = client.max_payload - len(f"NATS/1.0\r\n{_REASON}: {header}\r\n\r\n")
-                dead = [(self._names.dead_subject(each.queue), each.payload) for each in deliveries]
+                dead = [
+                    (self._names.dead_subject(each.queue, _digest(each.payload)), each.payload) for each in deliveries
+                ]
                 letters = [(*letter, {_REASON: header} if len(letter[1]) <= room else None) for letter in dead]
                 await self._publish(client, letters)
             await self._tell(client, receipts, word)
@@ -681,6 +698,10 @@ class NatsQueue:
 
     def _more_s(self, many: int) -> float:
         return many / IN_FLIGHT_MAX * self._timeout_s
+
+
+def _digest(payload: bytes) -> str:
+    return sha256(payload).hexdigest()[:32]
 
 
 def _reason(header: str) -> str:

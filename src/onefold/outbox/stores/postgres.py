@@ -43,7 +43,7 @@ CONNECTIONS_MAX: Final = 8
 TIMEOUT_S: Final = 10.0
 """For a statement, a lock, a connection: a commit takes milliseconds, and a lease is 30 s."""
 
-TABLES: Final = ("outbox_entities", "outbox_entries", "outbox_tokens", "outbox_realm")
+TABLES: Final = ("outbox_entities", "outbox_entries", "outbox_tokens", "outbox_realm", "outbox_schema")
 SCHEMA: Final = (
     """
     create table if not exists outbox_entities (
@@ -53,9 +53,10 @@ SCHEMA: Final = (
         state text,
         at_ms bigint not null,
         primary key (endpoint, name)
-    )
+    ) with (fillfactor = 80)
     """,
-    "create index if not exists outbox_tombstones on outbox_entities (at_ms) where state is null",
+    # It was there in earlier versions: an index on what each write changes makes HOT updates impossible.
+    "drop index if exists outbox_tombstones",
     """
     create table if not exists outbox_entries (
         endpoint text collate "C",
@@ -78,6 +79,7 @@ SCHEMA: Final = (
     """,
     "create index if not exists outbox_children on outbox_tokens (parent) where parent <> ''",
     "create table if not exists outbox_realm (realm text not null, one boolean primary key default true check (one))",
+    *ports.SCHEMA_TABLE,
 )
 # Two that make the tables at once: "if not exists" is no protection against that, one would fail.
 _ONE_MAKER: Final = "select pg_advisory_xact_lock(hashtextextended('onefold.outbox.' || current_schema(), 0))"
@@ -104,7 +106,7 @@ _OPEN: Final = """
         select json_object_agg(x.entry_name, x.entry) from outbox_entries as x
         where x.endpoint = a.endpoint and x.name = a.name
     ), (select true from outbox_tokens as t where t.token = a.token)
-    from unnest(%(endpoints)s::text[], %(names)s::text[], %(tokens)s::text[])
+    from unnest(%(endpoints)b::text[], %(names)b::text[], %(tokens)b::text[])
         with ordinality as a (endpoint, name, token, n)
     left join lateral (
         select version, state from outbox_entities as e where e.endpoint = a.endpoint and e.name = a.name offset 0
@@ -115,7 +117,7 @@ _ASKED: Final = """
     asked as materialized (
         select n, endpoint collate "C" as endpoint, name collate "C" as name, version, state, token
         from unnest(
-            %(endpoints)s::text[], %(names)s::text[], %(versions)s::bigint[], %(states)s::text[], %(tokens)s::text[]
+            %(endpoints)b::text[], %(names)b::text[], %(versions)b::bigint[], %(states)b::text[], %(tokens)b::text[]
         ) with ordinality as a (endpoint, name, version, state, token, n)
     )
 """
@@ -149,7 +151,7 @@ _WRITTEN: Final = """
 """
 _ENTRIES: Final = """
     select w.n, w.endpoint, w.name, x.entry_name, x.entry
-    from unnest(%(entries_of)s::bigint[], %(entry_names)s::text[], %(entries)s::text[]) as x (n, entry_name, entry)
+    from unnest(%(entries_of)b::bigint[], %(entry_names)b::text[], %(entries)b::text[]) as x (n, entry_name, entry)
     join won as w using (n)
 """
 _KEEP: Final = """
@@ -176,7 +178,7 @@ _PERSIST: Final = f"""
 """  # noqa: S608 # parts of this file alone
 _SETTLE: Final = f"""
     with held as materialized (
-        select token from outbox_tokens where token = any(%(tokens)s::text[]) order by born for update
+        select token from outbox_tokens where token = any(%(tokens)b::text[]) order by born for update
     ), {_ASKED}, able as materialized (
         select * from asked where token is null or token in (select token from held)
     ), {_WRITTEN}, entries as materialized ({_ENTRIES}), kept as ({_KEEP}), spent as (
@@ -184,7 +186,7 @@ _SETTLE: Final = f"""
     ), born as (
         insert into outbox_tokens (token, destination, parent, attempt, at_ms)
         select b.token, b.destination, '', b.attempt, %(at_ms)s
-        from unnest(%(births_of)s::bigint[], %(births)s::text[], %(destinations)s::text[], %(attempts)s::text[])
+        from unnest(%(births_of)b::bigint[], %(births)b::text[], %(destinations)b::text[], %(attempts)b::text[])
             as b (n, token, destination, attempt)
         join won using (n)
         order by b.token collate "C"
@@ -192,7 +194,11 @@ _SETTLE: Final = f"""
     )
     select a.n, w.n is not null from able as a left join won as w using (n)
 """  # noqa: S608 # parts of this file alone
-_FINISH: Final = "delete from outbox_entries where endpoint = %s and name = %s and entry_name = %s"
+_FINISH: Final = """
+    delete from outbox_entries as x
+    using unnest(%(endpoints)b::text[], %(names)b::text[], %(entry_names)b::text[]) as f (endpoint, name, entry_name)
+    where x.endpoint = f.endpoint and x.name = f.name and x.entry_name = f.entry_name
+"""
 _STRANDED: Final = """
     select endpoint, name, entry_name, at_ms, entry from outbox_entries
     where (at_ms < %(before_ms)s or at_ms > %(after_ms)s)
@@ -211,16 +217,16 @@ _PURGE: Final = """
 _HOLDS: Final = "select token from outbox_tokens where token = any(%s::text[])"
 _CREATE: Final = """
     with held as materialized (
-        select token from outbox_tokens where token = any(%(guards)s::text[]) order by born for key share
+        select token from outbox_tokens where token = any(%(guards)b::text[]) order by born for key share
     ), able as materialized (
         select n, parent, attempt
-        from unnest(%(parents)s::text[], %(attempts)s::text[], %(guarded)s::boolean[])
+        from unnest(%(parents)b::text[], %(attempts)b::text[], %(guarded)b::boolean[])
             with ordinality as b (parent, attempt, guarded, n)
         where not guarded or parent in (select token from held)
     ), born as (
         insert into outbox_tokens (token, destination, parent, attempt, at_ms)
         select t.token, t.destination, a.parent, a.attempt, %(at_ms)s
-        from unnest(%(of)s::bigint[], %(tokens)s::text[], %(destinations)s::text[]) as t (n, token, destination)
+        from unnest(%(of)b::bigint[], %(tokens)b::text[], %(destinations)b::text[]) as t (n, token, destination)
         join able as a using (n)
         order by t.token collate "C", t.n
         on conflict do nothing
@@ -230,20 +236,20 @@ _CREATE: Final = """
 _REMOVE: Final = """
     with family as materialized (
         select token from outbox_tokens
-        where token = any(%(tokens)s::text[]) or (parent = any(%(tokens)s::text[]) and parent <> '')
+        where token = any(%(tokens)b::text[]) or (parent = any(%(tokens)b::text[]) and parent <> '')
         order by born for update
     )
     delete from outbox_tokens where token = any(array(
-        select token from family where token = any(%(tokens)s::text[])
+        select token from family where token = any(%(tokens)b::text[])
     ))
 """
 _SWEEP: Final = """
     with children as materialized (
         select token, parent, attempt from outbox_tokens
-        where parent = any(%(tokens)s::text[]) and parent <> '' order by born for update
+        where parent = any(%(tokens)b::text[]) and parent <> '' order by born for update
     ), winners as materialized (
         select c.token from children as c
-        join unnest(%(tokens)s::text[], %(attempts)s::text[]) as r (parent, attempt) using (parent, attempt)
+        join unnest(%(tokens)b::text[], %(attempts)b::text[]) as r (parent, attempt) using (parent, attempt)
     ), freed as (
         update outbox_tokens set parent = '' where token = any(array(select token from winners))
     )
@@ -268,6 +274,9 @@ _LIVE: Final = "select count(*), min(at_ms) from outbox_tokens"
 class PostgresLedger:
     """A `Ledger` in four tables whose names begin with ``outbox_``. Threads share it; it reconnects by itself."""
 
+    tables: tuple[str, ...] = TABLES
+    schema: tuple[str, ...] = SCHEMA
+
     def __init__(
         self, url: str, clock_ms: Callable[[], int] | None = None, *,
         connections_max: int = CONNECTIONS_MAX, timeout_s: float = TIMEOUT_S,
@@ -287,7 +296,7 @@ class PostgresLedger:
             address.conninfo, address.shown, self._prepare, connections_max=connections_max, timeout_s=timeout_s
         )
         try:
-            self._realm = self._connections.run(_make)
+            self._realm = self._connections.run(self._make)
         except BaseException:
             self._connections.close()
             raise
@@ -407,17 +416,37 @@ class PostgresLedger:
         return self._connections.run(work)
 
     def finish(self, steps: Sequence[plans.Finish]) -> None:
-        """A small statement for each, in the order of their keys, all sent at once and as one transaction."""
+        """In the order of their keys. Not synced: an entry that a crash brings back is sent once more, and nobody has a
+        token for it."""
+        drops = sorted({(*step.key, step.name) for step in steps})
+        names = ("endpoints", "names", "entry_names")
+        arguments = {name: [drop[at] for drop in drops] for at, name in enumerate(names)}
 
         def work(db: Connection) -> None:
-            with db.pipeline(), db.transaction(), db.cursor() as cursor:
-                cursor.executemany(_FINISH, sorted({(*step.key, step.name) for step in steps}))
+            with db.pipeline(), db.transaction():
+                db.execute("set local synchronous_commit = off")
+                db.execute(_FINISH, arguments)
 
         if steps:
             self._connections.run(work)
 
     def close(self) -> None:
         self._connections.close()
+
+    def _make(self, connection: Connection) -> str:
+        """Make the tables that are not there, or not up to date; the realm is answered. Who may not make tables can use
+        those that are: ``onefold outbox migrate --sql`` prints what somebody else has to run."""
+        missing, version = connection.execute(_MISSING, [list(self.tables)]).fetchone() is not None, None
+        if not missing:
+            (version,) = connection.execute(ports.SCHEMA_ASKED).fetchone() or (None,)
+        ports.check_schema(self._address.shown, version)
+        if (version or 0) < ports.SCHEMA_VERSION:
+            with connection.transaction():
+                connection.execute(_ONE_MAKER)
+                for statement in self.schema:
+                    connection.execute(statement)
+        connection.execute(_NAME_REALM, [token_hex(8)])
+        return _realm_of(connection)
 
     def _prepare(self, connection: Connection) -> None:
         """Set a connection up; `Misuse` if there is no such schema, or if a commit there can be lost; `Damaged` if this
@@ -435,6 +464,11 @@ class PostgresLedger:
             raise Damaged(
                 f"{address}: this was the store {self._realm!r} and is {realm!r} now: it was emptied or replaced"
             )
+
+
+_NAME_REALM: Final = (
+    "insert into outbox_realm (realm) select %s where not exists (select from outbox_realm) on conflict do nothing"
+)
 
 
 def _settle(db: Connection, steps: Sequence[plans.Settle], now_ms: int) -> list[plans.Settled]:
@@ -483,20 +517,6 @@ def _apart(steps: Sequence[Step], touched: Sequence[set[Any]]) -> Iterator[list[
         seen |= touches
     if together:
         yield together
-
-
-def _make(connection: Connection) -> str:
-    """Make the tables that are not there; the realm is answered. Who may not make tables can use those that are."""
-    if connection.execute(_MISSING, [list(TABLES)]).fetchone() is not None:
-        with connection.transaction():
-            connection.execute(_ONE_MAKER)
-            for statement in SCHEMA:
-                connection.execute(statement)
-    insert = (
-        "insert into outbox_realm (realm) select %s where not exists (select from outbox_realm) on conflict do nothing"
-    )
-    connection.execute(insert, [token_hex(8)])
-    return _realm_of(connection)
 
 
 def _realm_of(connection: Connection) -> str:

@@ -30,17 +30,19 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike
 from secrets import token_hex
 from threading import Condition
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from onefold.clock import wall_ms
 from onefold.errors import Misuse
 from onefold.outbox import plans, ports
 from onefold.stores.sqlite import BUSY_S, Database
 
+T = TypeVar("T")
 LEDGER_SCHEMA: Final = (
     """
     create table if not exists outbox_entities (
@@ -74,6 +76,7 @@ LEDGER_SCHEMA: Final = (
     """,
     "create index if not exists outbox_children on outbox_tokens (parent) where parent <> ''",
     "create table if not exists outbox_realm (realm text primary key) without rowid",
+    *ports.SCHEMA_TABLE,
 )
 
 _OPEN: Final = """
@@ -220,19 +223,20 @@ class SqliteLedger:
         self, path: str | PathLike[str], clock_ms: Callable[[], int] = wall_ms, *, busy_s: float = BUSY_S
     ) -> None:
         """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
-        self._begin(SharedFile(path, LEDGER_SCHEMA, "ledger", busy_s=busy_s), clock_ms)
+        self._begin_ledger(SharedFile(path, LEDGER_SCHEMA, "ledger", busy_s=busy_s), clock_ms)
 
     @classmethod
     def over(cls, connection: sqlite3.Connection, clock_ms: Callable[[], int] = wall_ms) -> SqliteLedger:
         """On a connection that somebody else owns, and closes; nothing is said about durability there."""
         ledger = cls.__new__(cls)
-        ledger._begin(Borrowed(connection, LEDGER_SCHEMA, "ledger"), clock_ms)
+        ledger._begin_ledger(Borrowed(connection, LEDGER_SCHEMA, "ledger"), clock_ms)
         return ledger
 
-    def _begin(self, database: SharedFile, clock_ms: Callable[[], int], realm: str | None = None) -> None:
+    def _begin_ledger(self, database: SharedFile, clock_ms: Callable[[], int], realm: str | None = None) -> None:
         self._database, self._clock_ms = database, clock_ms
         try:
             with database.writing() as db:
+                ports.check_schema(str(database.path), db.execute(ports.SCHEMA_ASKED).fetchone()[0])
                 db.execute(_NAME_REALM, [realm or token_hex(8)])
                 (self._realm,) = db.execute("select realm from outbox_realm").fetchone()
         except BaseException:
@@ -410,10 +414,12 @@ QUEUE_SCHEMA: Final = (
         loan integer not null default 0,
         times integer not null default 0,
         payload blob not null,
-        span_ms integer not null default {SPAN_MS}
+        span_ms integer not null default {SPAN_MS},
+        priority integer not null default 0,
+        answers text,
+        turn text
     )
     """,
-    "create index if not exists outbox_queue_due on outbox_queue (queue, due_ms)",
     """
     create table if not exists outbox_buried (
         number integer primary key autoincrement,
@@ -423,22 +429,39 @@ QUEUE_SCHEMA: Final = (
         payload blob not null
     )
     """,
-    "create index if not exists outbox_buried_queue on outbox_buried (queue)",
+    "drop index if exists outbox_buried_queue",
+    "create index if not exists outbox_buried_copies on outbox_buried (queue, payload)",
 )
-_SEND = "insert into outbox_queue (queue, payload) values (?, ?)"
+# Files of earlier versions lack these columns.
+_COLUMNS: Final = {
+    "span_ms": f"alter table outbox_queue add column span_ms integer not null default {SPAN_MS}",
+    "priority": "alter table outbox_queue add column priority integer not null default 0",
+    "turn": "alter table outbox_queue add column turn text",
+    "answers": "alter table outbox_queue add column answers text",
+}
+QUEUE_INDEXES: Final = (
+    "create index if not exists outbox_queue_turn on outbox_queue (queue, due_ms, priority desc)",
+    "drop index if exists outbox_queue_due",
+    "create index if not exists outbox_queue_turns on outbox_queue (queue, turn, position) where turn is not null",
+)
+_SEND = "insert into outbox_queue (queue, payload, due_ms, span_ms, priority) values (?, ?, ?, ?, ?)"
 _FIND = """
-    select position from (
-        select * from (select position from outbox_queue where queue = ?1 and due_ms = 0 order by position limit ?3)
+    select -priority, position from (
+        select * from (
+            select priority, position from outbox_queue where queue = ?1 and due_ms = 0
+            order by priority desc, position limit ?3
+        )
         union all
         select * from (
-            select position from outbox_queue where queue = ?1 and due_ms > 0 and due_ms <= ?2 order by due_ms limit ?3
+            select priority, position from outbox_queue where queue = ?1 and due_ms > 0 and due_ms <= ?2
+            order by due_ms limit ?3
         )
-    ) order by position limit ?3
+    ) order by priority desc, position limit ?3
 """
 _LEND = """
-    update outbox_queue set due_ms = ?1 + ?2, span_ms = ?2, times = times + 1, loan = times + 1
+    update outbox_queue set due_ms = ?1 + ?2, span_ms = ?2, times = times + 1, loan = loan + 1
     where position in (select value from json_each(?3))
-    returning position, queue, payload, times
+    returning position, queue, payload, times, loan
 """
 _NEXT = "select min(due_ms) from outbox_queue where queue = ? and due_ms > 0"
 _BEGAN = "select due_ms - span_ms from outbox_queue where queue = ? and due_ms > 0 order by due_ms desc limit 1"
@@ -451,10 +474,13 @@ _ACKNOWLEDGE = "delete from outbox_queue where position = ? and loan = ?"
 _EXTEND = """
     update outbox_queue set due_ms = ?1 + ?2, span_ms = ?2 where position = ?3 and loan = ?4 and due_ms > ?1
 """
-_RELEASE = "update outbox_queue set due_ms = ?, span_ms = ?, loan = 0 where position = ? and loan = ?"
+_RELEASE = """
+    update outbox_queue set due_ms = ?, span_ms = ?, times = times * ?, loan = loan + 1 where position = ? and loan = ?
+"""
 _BURY = """
     insert into outbox_buried (queue, reason, at_ms, payload)
-    select queue, ?, ?, payload from outbox_queue where position = ? and loan = ?
+    select queue, ?, ?, payload from outbox_queue as q where position = ? and loan = ?
+        and not exists (select 1 from outbox_buried as b where b.queue = q.queue and b.payload = q.payload)
 """
 _BURIED = """
     select queue, payload, cast(number as text), reason, at_ms from outbox_buried
@@ -463,6 +489,25 @@ _BURIED = """
 _BACK = "insert into outbox_queue (queue, payload) select queue, payload from outbox_buried where number = ?"
 _FORGET = "delete from outbox_buried where number = ?"
 _WAITING = "select queue, count(*) from outbox_queue group by queue"
+_NO_TURN: Final = """
+    select position, payload from outbox_queue where queue = ? and turn is null order by position limit ?
+"""
+_NAME_TURN: Final = "update outbox_queue set turn = ? where position = ?"
+# "due": not on loan, and not waiting; so it is too if it began to wait later than it is now.
+_IN_TURN: Final = """
+    select position from outbox_queue as q
+    where queue = ?1 and turn is not null and (due_ms <= ?2 or due_ms - span_ms > ?2 + ?3) and not exists (
+        select 1 from outbox_queue as e where e.queue = ?1 and e.turn = q.turn and e.position < q.position
+            and e.times > 0 and e.due_ms > ?2 and e.due_ms - e.span_ms <= ?2 + ?3
+    )
+    order by position limit ?4
+"""
+LOCAL_SCHEMA: Final = LEDGER_SCHEMA + QUEUE_SCHEMA
+_ANSWERS: Final = "select answers from outbox_queue where position = ? and loan = ?"
+_ANSWER: Final = "update outbox_queue set answers = ? where position = ? and loan = ?"
+_PEEK: Final = "select version, state from outbox_entities where endpoint = ? and name = ?"
+_THERE: Final = "select 1 from outbox_queue where position = ?"
+_SPEND: Final = "delete from outbox_queue where position = ?"
 
 
 class SqliteQueue:
@@ -476,20 +521,20 @@ class SqliteQueue:
         """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
         if not poll_s > 0:
             raise Misuse(f"poll_s is {poll_s}, must be more than 0", poll_s=poll_s)
-        self._begin(SharedFile(path, QUEUE_SCHEMA, "queue", busy_s=busy_s), clock_ms, poll_s)
-        with self._database.writing() as db:
-            if all(name != "span_ms" for _, name, *_ in db.execute("pragma table_info(outbox_queue)")):
-                # A file of an earlier version.
-                db.execute(f"alter table outbox_queue add column span_ms integer not null default {SPAN_MS}")
+        self._begin_queue(SharedFile(path, QUEUE_SCHEMA, "queue", busy_s=busy_s), clock_ms, poll_s)
 
-    def _begin(self, database: SharedFile, clock_ms: Callable[[], int], poll_s: float) -> None:
+    def _begin_queue(self, database: SharedFile, clock_ms: Callable[[], int], poll_s: float) -> None:
         self._database, self._clock_ms, self._poll_s = database, clock_ms, poll_s
         self._changes = 0
+        with database.writing() as db:
+            columns = {name for _, name, *_ in db.execute("pragma table_info(outbox_queue)")}
+            for statement in (*(sql for name, sql in _COLUMNS.items() if name not in columns), *QUEUE_INDEXES):
+                db.execute(statement)
 
     def send(self, parcels: Sequence[ports.Parcel]) -> None:
         ports.check_parcels(parcels)
         with self._database.writing(parcels) as db:
-            db.executemany(_SEND, parcels)
+            db.executemany(_SEND, _parcel_rows(parcels, self._clock_ms()))
             self._tell()
 
     def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[ports.Delivery]:
@@ -501,35 +546,45 @@ class SqliteQueue:
             while True:
                 seen = self._seen()  # before looking: what comes while we look is noticed after it
                 self._make_due(queues)
-                if self._find(queues, 1):
-                    with self._database.writing() as db:
-                        positions = json.dumps(self._find(queues, limit))
-                        rows = db.execute(_LEND, [self._clock_ms(), lease_ms, positions]).fetchall()
-                    if rows:
-                        rows.sort()
-                        return [ports.Delivery(name, body, f"{at}-{times}", times) for at, name, body, times in rows]
+                if self._find(queues, 1) and (leased := self.lend(lambda: self._find(queues, limit), lease_ms)):
+                    return leased
                 if not self._wait(deadline, queues, seen):
                     return []
 
+    def lend(self, find: Callable[[], Sequence[int]], lease_ms: int) -> list[ports.Delivery]:
+        """Lease the rows at these positions, in their order. Not synced: what a power cut takes back comes again."""
+        with self._database.tidying() as db:
+            positions = find()
+            rows = db.execute(_LEND, [self._clock_ms(), lease_ms, json.dumps(positions)]).fetchall()
+        by_position = {at: ports.Delivery(queue, body, f"{at}-{loan}", times) for at, queue, body, times, loan in rows}
+        return [by_position[at] for at in positions]
+
     def acknowledge(self, deliveries: Sequence[ports.Delivery]) -> None:
+        """Not synced: what a power cut brings back is a copy."""
         lent = [delivery.numbers for delivery in deliveries]
-        with self._database.writing(lent) as db:
-            db.executemany(_ACKNOWLEDGE, lent)
+        self._database.check_open()
+        if lent:
+            with self._database.tidying() as db:
+                db.executemany(_ACKNOWLEDGE, lent)
 
     def extend(self, deliveries: Sequence[ports.Delivery], lease_ms: int) -> None:
         ports.check_least("lease_ms", lease_ms, 1)
         lent = [delivery.numbers for delivery in deliveries]
-        with self._database.writing(lent) as db:
-            now_ms = self._clock_ms()
-            db.executemany(_EXTEND, [(now_ms, lease_ms, *loan) for loan in lent])
+        self._database.check_open()
+        if lent:
+            with self._database.tidying() as db:
+                now_ms = self._clock_ms()
+                db.executemany(_EXTEND, [(now_ms, lease_ms, *loan) for loan in lent])
 
-    def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0) -> None:
+    def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0, *, anew: bool = False) -> None:
         ports.check_least("delay_ms", delay_ms, 0)
         lent = [delivery.numbers for delivery in deliveries]
-        with self._database.writing(lent) as db:
-            due_ms = self._clock_ms() + delay_ms if delay_ms else 0
-            db.executemany(_RELEASE, [(due_ms, delay_ms, *loan) for loan in lent])
-            self._tell()
+        self._database.check_open()
+        if lent:
+            with self._database.tidying() as db:
+                due_ms = self._clock_ms() + delay_ms if delay_ms else 0
+                db.executemany(_RELEASE, [(due_ms, delay_ms, not anew, *loan) for loan in lent])
+                self._tell()
 
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
         lent = [delivery.numbers for delivery in deliveries]
@@ -587,8 +642,8 @@ class SqliteQueue:
     def _find(self, queues: Sequence[str], limit: int) -> list[int]:
         now_ms = self._clock_ms()
         with self._database.reading() as db:
-            positions = [row[0] for queue in queues for row in db.execute(_FIND, [queue, now_ms, limit])]
-        return sorted(positions)[:limit]
+            found = [row for queue in queues for row in db.execute(_FIND, [queue, now_ms, limit])]
+        return [position for _, position in sorted(found)[:limit]]
 
     def _wait(self, deadline: float, queues: Sequence[str], seen: tuple[int, int]) -> bool:
         """Until there may be something to lease: False if the time is up first."""
@@ -614,6 +669,150 @@ class SqliteQueue:
         self._database.turn.notify_all()
 
 
+def _parcel_rows(parcels: Sequence[ports.Parcel], now_ms: int) -> Iterator[tuple[Any, ...]]:
+    for queue, payload, delay_ms, priority in parcels:
+        yield queue, payload, now_ms + delay_ms if delay_ms else 0, delay_ms, priority
+
+
+class SqliteLocal(SqliteLedger, SqliteQueue):
+    """A `LocalStore` in a file: ledger and queue over one connection, and one transaction for both."""
+
+    def __init__(
+        self, path: str | PathLike[str], clock_ms: Callable[[], int] = wall_ms, *,
+        poll_s: float = POLL_S, busy_s: float = BUSY_S,
+    ) -> None:  # fmt: skip
+        self._begin(SharedFile(path, LOCAL_SCHEMA, "store", busy_s=busy_s), clock_ms, poll_s)
+
+    @classmethod
+    def over(cls, connection: sqlite3.Connection, clock_ms: Callable[[], int] = wall_ms) -> SqliteLocal:
+        """On a connection that somebody else owns, and closes; nothing is said about durability there."""
+        store = cls.__new__(cls)
+        store._begin(Borrowed(connection, LOCAL_SCHEMA, "store"), clock_ms)
+        return store
+
+    def _begin(
+        self, database: SharedFile, clock_ms: Callable[[], int], poll_s: float = POLL_S, realm: str | None = None
+    ) -> None:
+        self._begin_ledger(database, clock_ms, realm)
+        self._begin_queue(database, clock_ms, poll_s)
+
+    @property
+    def place(self) -> str:
+        return ports.place_of(self.realm)
+
+    @property
+    def quoted_schema(self) -> None:
+        return None
+
+    def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
+        with self._database.reading(many=len(keys) > 1) as db:
+            return self._peeked(db, keys)
+
+    def transact(self, work: Callable[[ports.LocalTransaction], T]) -> T:
+        """Handlers that take the connection have the file's one write lock: others wait for them."""
+        with self._database.writing() as db:
+            return work(_Transaction(self, db))
+
+    def _peeked(self, db: sqlite3.Connection, keys: Sequence[plans.Key]) -> list[plans.Entity]:
+        ask = db.cursor().execute
+        rows = [ask(_PEEK, key).fetchone() or (0, None) for key in keys]
+        return [
+            plans.Entity.unpacked(key, version, state, {}) for key, (version, state) in zip(keys, rows, strict=True)
+        ]
+
+    def keep(self, steps: Sequence[plans.Keep]) -> list[dict[str, Any] | None]:
+        kept: list[dict[str, Any] | None] = []
+        with self._database.writing(steps) as db:
+            for step in steps:
+                row = ports.numbers_of(step.receipt)
+                there = db.execute(_ANSWERS, row).fetchone()
+                kept.append(None if there is None else {**json.loads(there[0] or "{}"), **step.answers})
+                if there is not None and step.answers:
+                    db.execute(_ANSWER, (plans.pack(kept[-1]), *row))
+        return kept
+
+    def lease_in_turn(
+        self, queue: str, turn_of: Callable[[bytes], str], limit: int, lease_ms: int
+    ) -> list[ports.Delivery]:
+        ports.check_lease([queue], limit, lease_ms, 0)
+
+        def find() -> list[int]:  # with the write lock in hand
+            new = db.execute(_NO_TURN, [queue, limit]).fetchall()
+            db.executemany(_NAME_TURN, [(turn_of(payload), position) for position, payload in new])
+            return [at for (at,) in db.execute(_IN_TURN, [queue, self._clock_ms(), ports.STEP_MS, limit])]
+
+        with self._database.reading() as db:
+            return self.lend(find, lease_ms)
+
+    def holds_row(self, delivery: ports.Delivery) -> bool:
+        with self._database.reading() as db:
+            return db.execute(_THERE, delivery.numbers[:1]).fetchone() is not None
+
+    def commit(self, steps: Sequence[plans.Commit]) -> list[plans.Settled]:
+        with self._database.writing(steps) as db:
+            now_ms = self._clock_ms()
+            if self._committed(db, steps, now_ms):
+                return [plans.Settled.DONE] * len(steps)
+            answers = []
+            for step in steps:
+                rows = [ports.numbers_of(receipt)[:1] for receipt in step.receipts]
+                if any(db.execute(_THERE, row).fetchone() is None for row in rows):
+                    answers.append(plans.Settled.NO_TOKEN)
+                else:
+                    done = len(steps) > 1 and self._committed(db, [step], now_ms)
+                    answers.append(plans.Settled.DONE if done else plans.Settled.STALE)
+            return answers
+
+    def _committed(self, db: sqlite3.Connection, steps: Sequence[plans.Commit], now_ms: int) -> bool:
+        """Whether all was in order; if not, nothing is changed."""
+        rows = [ports.numbers_of(receipt)[:1] for step in steps for receipt in step.receipts]
+        entities = [step.entity for step in steps if step.entity is not None]
+        old = [_row(entity, now_ms) for entity in entities if entity.version]
+        new = [_row(entity, now_ms) for entity in entities if not entity.version]
+        db.execute("savepoint onefold_commit")
+        done = all(
+            db.executemany(statement, values).rowcount == len(values)
+            for statement, values in ((_SPEND, rows), (_UPDATE, old), (_INSERT, new))
+            if values
+        )
+        if not done:
+            db.execute("rollback to onefold_commit")
+        elif parcels := ports.parcels_of((message for step in steps for message in step.messages), self.place):
+            db.executemany(_SEND, _parcel_rows(parcels, now_ms))
+            self._tell()
+        db.execute("release onefold_commit")
+        return done
+
+
+@dataclass(frozen=True, slots=True)
+class _Transaction:
+    store: SqliteLocal
+    connection: sqlite3.Connection
+
+    def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
+        return self.store._peeked(self.connection, keys)
+
+    def commit(self, steps: Sequence[plans.Commit]) -> bool:
+        return self.store._committed(self.connection, steps, self.store._clock_ms())
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        db = self.connection
+        db.execute("savepoint onefold_handler")
+        try:
+            yield
+        except BaseException:
+            if db.in_transaction:
+                db.execute("rollback to onefold_handler")
+            raise
+        finally:
+            if not db.in_transaction:
+                raise ports.EndedTransaction(
+                    "a handler ended the transaction that settles its message: it must not commit"
+                )
+            db.execute("release onefold_handler")
+
+
 class InMemory(Borrowed):
     """A connection to a database of its own, which is gone when it is closed."""
 
@@ -637,7 +836,7 @@ class MemoryLedger(SqliteLedger):
 
     def __init__(self, clock_ms: Callable[[], int] = wall_ms, realm: str | None = None) -> None:
         """Begin with nothing; ``realm``: the name that messages know this store by, a new one if it is not given."""
-        self._begin(InMemory(LEDGER_SCHEMA, "ledger"), clock_ms, realm)
+        self._begin_ledger(InMemory(LEDGER_SCHEMA, "ledger"), clock_ms, realm)
 
 
 class MemoryQueue(SqliteQueue):
@@ -652,4 +851,11 @@ class MemoryQueue(SqliteQueue):
     """
 
     def __init__(self, clock_ms: Callable[[], int] = wall_ms) -> None:
-        self._begin(InMemory(QUEUE_SCHEMA, "queue"), clock_ms, POLL_S)
+        self._begin_queue(InMemory(QUEUE_SCHEMA, "queue"), clock_ms, POLL_S)
+
+
+class MemoryLocal(SqliteLocal):
+    """A `LocalStore` in memory."""
+
+    def __init__(self, clock_ms: Callable[[], int] = wall_ms, realm: str | None = None) -> None:
+        self._begin(InMemory(LOCAL_SCHEMA, "store"), clock_ms, realm=realm)

@@ -1,0 +1,115 @@
+"""Rows in the queue by somebody else's connection, in the transaction that is open there: sqlite3, psycopg, asyncpg and
+SQLAlchemy. Nothing is committed or rolled back here, so what is sent is sent with the caller's own rows, or not at all.
+
+The connection must lead to the store of the endpoint: the statement looks for the store's name beside the queue, adds
+nothing where it is another one, and the number of rows tells.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Awaitable, Sequence
+from typing import Any, Final
+
+from onefold.errors import Misuse
+from onefold.outbox.ports import Parcel
+
+_SQLITE: Final = """
+    insert into outbox_queue (queue, payload, due_ms, span_ms, priority)
+    select ?, ?, ?, ?, ? where exists (select 1 from outbox_realm where realm = ?)
+"""
+_POSTGRES: Final = """
+    insert into {schema}.outbox_queue (queue, priority, starts_ms, span_ms, payload)
+    select queue, priority, case when delay > 0
+        then (extract(epoch from clock_timestamp()) * 1000)::bigint + delay end, delay, payload
+    from unnest(%(queues)s::text[], %(priorities)s::smallint[], %(delays)s::bigint[], %(payloads)s::bytea[])
+        with ordinality as new (queue, priority, delay, payload, n)
+    where exists (select from {schema}.outbox_realm where realm = %(realm)s::text)
+    order by n
+"""
+
+
+def add_rows(connection: Any, parcels: Sequence[Parcel], realm: str, schema: str | None, now_ms: int) -> Any:
+    """Add them; an awaitable where the connection is asynchronous. ``schema`` is a PostgreSQL store's, quoted."""
+    rows = [
+        (queue, payload, now_ms + delay_ms if delay_ms else 0, delay_ms, priority, realm)
+        for queue, payload, delay_ms, priority in parcels
+    ]
+    arguments = {
+        "queues": [parcel.queue for parcel in parcels], "priorities": [parcel.priority for parcel in parcels],
+        "delays": [parcel.delay_ms for parcel in parcels], "payloads": [parcel.payload for parcel in parcels],
+        "realm": realm,
+    }  # fmt: skip
+    statement = _POSTGRES.format(schema=schema)
+    library = next((name for each in type(connection).__mro__ if (name := each.__module__.split(".")[0]) in _KNOWN), "")
+    if library == "sqlite3" and schema is None:
+        return _check(connection.executemany(_SQLITE, rows).rowcount, parcels)
+    if library == "psycopg" and schema is not None:
+        done = connection.execute(statement, arguments)
+        if hasattr(done, "__await__"):
+            return _awaited(done, parcels)
+        return _check(done.rowcount, parcels)
+    if library == "asyncpg" and schema is not None:
+        return _awaited(connection.execute(_numbered(statement), *arguments.values()), parcels)
+    if library == "sqlalchemy":
+        return _by_sqlalchemy(connection, rows if schema is None else arguments, statement, parcels, schema is None)
+    wanted = "a sqlite3 connection" if schema is None else "a connection of psycopg or asyncpg"
+    problem = f"is a {type(connection).__module__}.{type(connection).__name__}"
+    raise Misuse(f"the connection {problem}; to this store it must be {wanted}, or one of SQLAlchemy")
+
+
+_KNOWN: Final = ("sqlite3", "psycopg", "asyncpg", "sqlalchemy")
+
+
+def _by_sqlalchemy(connection: Any, arguments: Any, statement: str, parcels: Sequence[Parcel], is_sqlite: bool) -> Any:
+    """A connection, or a session, which has one; `exec_driver_sql` begins its transaction if it has not begun."""
+
+    def add(there: Any) -> Any:
+        dialect = there.dialect
+        if dialect.name != ("sqlite" if is_sqlite else "postgresql"):
+            raise Misuse(f"the connection is to {dialect.name}, the store is not")
+        if is_sqlite:
+            return there.exec_driver_sql(_SQLITE, arguments)
+        if dialect.driver == "asyncpg":
+            return there.exec_driver_sql(_numbered(statement), tuple(arguments.values()))
+        return there.exec_driver_sql(statement, arguments)
+
+    async def added() -> None:
+        there = connection if has_driver else await connection.connection()
+        _check((await add(there)).rowcount, parcels)
+
+    has_driver = hasattr(connection, "exec_driver_sql")
+    if any(".asyncio" in each.__module__ for each in type(connection).__mro__):
+        return added()
+    return _check(add(connection if has_driver else connection.connection()).rowcount, parcels)
+
+
+def _numbered(statement: str) -> str:
+    """With ``$1`` for what is named first.
+
+    >>> _numbered("select %(a)s, %(b)s, %(a)s")
+    'select $1, $2, $1'
+    """
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            names.append(match[1])
+        return f"${names.index(match[1]) + 1}"
+
+    return re.sub(r"%\((\w+)\)s", number, statement)
+
+
+async def _awaited(done: Awaitable[Any], parcels: Sequence[Parcel]) -> None:
+    """asyncpg answers with the words ``INSERT 0 3``."""
+    answer = await done
+    _check(int(answer.split()[-1]) if isinstance(answer, str) else answer.rowcount, parcels)
+
+
+def _check(rows: int, parcels: Sequence[Parcel]) -> None:
+    if rows != len(parcels):
+        raise Misuse("nothing was sent: the connection is to another store than the endpoint's")
+
+
+assert sqlite3.Connection.__module__ == "sqlite3", "how connections are told apart"
