@@ -57,12 +57,11 @@ def simulate(
     from onefold.testing.traffic import Traffic, make, write
 
     if ids:
-        of_chains = {
+        refuse({
             "--chains": chains != 100, "--losses": losses != USUAL.losses, "--no-previous": no_previous,
             "--late-heads": late_heads != USUAL.late_heads, "--poisoned": poisoned, "--malformed": malformed,
             "--text-numbers": text_numbers, "--skew": skew, "--devices": devices, "--reboots": reboots,
-        }  # fmt: skip
-        refuse(of_chains, "is for chains, and --ids are none")
+        }, "is for chains, and --ids are none")  # fmt: skip
         shares = {"copies": copies, "reorder": reorder, "conflicts": conflicts, "late": late}
         _simulate_ids(out, seed, rows, shares, format or "jsonl", files, as_json)
         return
