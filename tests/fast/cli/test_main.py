@@ -46,16 +46,18 @@ def test_the_version_is_told():
     assert (done.returncode, done.stdout, done.stderr) == (0, f"onefold {__version__}\n", "")
 
 
-def test_without_words_it_helps_and_says_that_something_is_missing():
+def test_without_words_it_shows_the_front_door():
     done = onefold()
-    assert done.returncode == 2
-    assert "Commands:" in done.stdout
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "What do your rows have?" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "line"),
     [
         (["simulat"], "onefold: No such command 'simulat'. Did you mean 'simulate'? (see onefold --help)"),
+        (["dedupe"], "onefold: No such command 'dedupe'. Did you mean 'check' or 'run'? (see onefold --help)"),
+        (["log", "tial"], "onefold: No such command 'tial'. Did you mean 'tail'? (see onefold log --help)"),
         (["--nonsense"], "onefold: No such option: --nonsense (see onefold --help)"),
         (["init", "--nonsense"], "onefold: No such option: --nonsense (see onefold init --help)"),
     ],
