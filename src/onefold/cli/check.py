@@ -2,13 +2,13 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from rich.text import Text
 from typer import Argument, Exit, Option
 
 from onefold.cli.mistakes import format_of, refuse_mistakes
-from onefold.cli.options import ReaderOption, names_of, reader_options
+from onefold.cli.options import names_of, reader_options
 from onefold.cli.output import emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import advice, agreement, text
@@ -21,104 +21,196 @@ _KEY = "stream,partition,publisher,chain"
 GAP_COUNT_MAX = 10_000
 """As the engines have it by default."""
 
+_NUMBERS: Final = "If rows have a number and the one before it (chains)"
+_SOURCES: Final = "If rows have a source and a running number (producers)"
+_IDS: Final = "If rows have an id"
+_READING: Final = "Reading the data"
+_SHOWING: Final = "What is shown"
+_COLUMN: Final = "COLUMN"
+_COLUMNS: Final = "COLUMN,..."
+
 _Id = Annotated[
-    str | None, Option(help="The columns that copies share, such as an event id: judges ids, which need nothing else.")
+    str | None,
+    Option(metavar=_COLUMNS, rich_help_panel=_IDS, help="The id: the columns that copies of a message share."),
 ]
-Producer = Annotated[str | None, Option(help="The columns that name the producer: judges producers, not chains.")]
-BadFiles = Annotated[
-    Literal["stop", "set_aside"],
-    Option(help='A file that cannot be read: "stop" and name it, or "set_aside": go on without it and name it.'),
-]
-PartitionTypes = Annotated[
-    Literal["text", "infer"],
-    Option(help='Values of folders like device=001: "text" as it is written, or "infer" as Spark guesses.'),
-]
-_Format: TypeAlias = Annotated[
-    str, Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
-]
-_Key: TypeAlias = Annotated[
-    str, Option(help="The columns that name the chain, with commas; with --sequence alone, the producer.")
-]
-_Number: TypeAlias = Annotated[
+_Payload: TypeAlias = Annotated[
     str,
     Option(
-        "--timestamp",
-        "--number",
-        help="Column of the number's timestamp: whole ms, or a time (timestamp, date, ISO 8601).",
+        metavar=_COLUMNS, rich_help_panel=_IDS,
+        help='The content, of ids and producers: a copy whose content differs is a conflict; "none": not compared.',
     ),
-]
+]  # fmt: skip
 _Order: TypeAlias = Annotated[
-    str, Option(help='Of ids and producers: column of the order, such as the arrival, or "none".')
+    str,
+    Option(
+        metavar=_COLUMN, rich_help_panel=_IDS,
+        help="When a row came in, of ids and producers: the first in this order is the one that counts; "
+        '"none": any.',
+    ),
+]  # fmt: skip
+Producer = Annotated[
+    str | None, Option(metavar=_COLUMNS, rich_help_panel=_SOURCES, help="The source, such as a device. Or use --key.")
 ]
+_Sequence: TypeAlias = Annotated[
+    str | None,
+    Option(
+        metavar=_COLUMN, rich_help_panel=_SOURCES,
+        help="The running number of producers; of chains, what tells apart messages of one timestamp; "
+        '"none". Default: the column "sequence", if there is one.',
+    ),
+]  # fmt: skip
 _Epoch: TypeAlias = Annotated[
-    str, Option(help='Of producers: column of the epoch; a row of an older one is rejected; or "none".')
-]
+    str,
+    Option(
+        metavar=_COLUMN, rich_help_panel=_SOURCES,
+        help='A number that rises when the source is replaced: rows with an older one are rejected; or "none".',
+    ),
+]  # fmt: skip
 _Time: TypeAlias = Annotated[
     str,
     Option(
-        help='Of producers whose counters restart: column of the time of a message, which its copies share, or "none".'
+        metavar=_COLUMN, rich_help_panel=_SOURCES,
+        help="When a message was made, which its copies share: name it if counters may restart at 0; "
+        'or "none".',
+    ),
+]  # fmt: skip
+_Memory: TypeAlias = Annotated[
+    Literal["highest", "gaps"],
+    Option(
+        rich_help_panel=_SOURCES,
+        help='A number below the highest that was not seen before: "gaps" counts it, "highest" calls it a repeat.',
     ),
 ]
-_Payload: TypeAlias = Annotated[
-    str, Option(help='Of ids and producers: columns of the content; a copy that differs is a conflict; or "none".')
+_JumpMax: TypeAlias = Annotated[
+    int,
+    Option(min=0, rich_help_panel=_SOURCES, help="Reject a number further above the highest than this; 0: no limit."),
 ]
-_Sequence: TypeAlias = Annotated[
-    str | None, Option(help='Column of its sequence, or "none". Default: sequence, if there is one.')
-]
+_Key: TypeAlias = Annotated[
+    str,
+    Option(
+        metavar=_COLUMNS, rich_help_panel=_NUMBERS,
+        help="What numbers belong together by, such as a device (the chain); with --sequence alone, the producer.",
+    ),
+]  # fmt: skip
+_Number: TypeAlias = Annotated[
+    str,
+    Option(
+        "--timestamp", "--number", metavar=_COLUMN, rich_help_panel=_NUMBERS,
+        help="The number: whole, such as Unix time in ms; or a time (timestamp, date, ISO 8601).",
+    ),
+]  # fmt: skip
 _PreviousTimestamp: TypeAlias = Annotated[
     str | None,
     Option(
-        "--previous-timestamp",
-        "--previous",
-        help='Column of the previous number\'s timestamp, or "none". Default: previous_timestamp, if there is one.',
+        "--previous-timestamp", "--previous", metavar=_COLUMN, rich_help_panel=_NUMBERS,
+        help='The number of the message before this one, or "none": then losses cannot be found. '
+        'Default: the column "previous_timestamp", if there is one.',
+    ),
+]  # fmt: skip
+_PreviousSequence: TypeAlias = Annotated[
+    str | None,
+    Option(
+        metavar=_COLUMN, rich_help_panel=_NUMBERS,
+        help='The sequence of the message before this one, or "none". Default: the column "previous_sequence", '
+        "if there is one.",
+    ),
+]  # fmt: skip
+_Arrival: TypeAlias = Annotated[
+    str | None,
+    Option(
+        metavar=_COLUMN, rich_help_panel=_NUMBERS,
+        help="When a row came in: Unix time in ms, or a time; rows are judged in this order. "
+        'Or "none". Default: the column "arrival", if there is one.',
+    ),
+]  # fmt: skip
+_Floor: TypeAlias = Annotated[
+    Literal["first", "open"],
+    Option(
+        rich_help_panel=_NUMBERS,
+        help='A number below the first that arrived: "open" counts it as new, "first" calls it a repeat.',
     ),
 ]
-_PreviousSequence: TypeAlias = Annotated[
-    str | None, Option(help='Column of its sequence, or "none". Default: previous_sequence, if there is one.')
+_GapCountMax: TypeAlias = Annotated[
+    int,
+    Option(
+        min=1, rich_help_panel=_NUMBERS,
+        help="Missing ranges remembered per chain or producer; beyond, the oldest are UNSURE.",
+    ),
+]  # fmt: skip
+_Format: TypeAlias = Annotated[
+    str,
+    Option(
+        rich_help_panel=_READING,
+        help='"parquet", "json", "csv", "onefold-log", or another of Spark; "auto": by the ending of the files.',
+    ),
 ]
-_Arrival: TypeAlias = Annotated[
-    str | None, Option(help='Column of the arrival: whole ms, or a time; or "none". Default: arrival, if there is one.')
+_Option: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        metavar="NAME=VALUE", rich_help_panel=_READING,
+        help="An option of Spark's reader, such as sep=; or header=false; may be repeated.",
+    ),
+]  # fmt: skip
+BadFiles = Annotated[
+    Literal["stop", "set_aside"],
+    Option(
+        rich_help_panel=_READING,
+        help='A file that cannot be read: "stop" names it and ends, "set_aside" goes on without it and names it.',
+    ),
+]
+PartitionTypes = Annotated[
+    Literal["text", "infer"],
+    Option(
+        rich_help_panel=_READING,
+        help='Values of folders like device=001: "text" keeps them as written, "infer" takes 001 as the number 1.',
+    ),
+]
+_Master: TypeAlias = Annotated[
+    str, Option(rich_help_panel=_READING, help="Where Spark runs; local[*]: here, on all cores.")
 ]
 
 
 def check(
-    path: Annotated[str, Argument(help="A file or folder that Spark can read.")],
+    path: Annotated[str, Argument(help="A file or folder: Parquet, CSV, JSON lines, or what else Spark reads.")],
     id: _Id = None,
-    format: _Format = "auto",
-    option: ReaderOption = None,
+    payload: _Payload = "none",
+    order: _Order = "none",
+    producer: Producer = None,
+    sequence: _Sequence = None,
+    epoch: _Epoch = "none",
+    time: _Time = "none",
+    memory: _Memory = "gaps",
+    jump_max: _JumpMax = 0,
     key: _Key = _KEY,
     timestamp: _Number = "timestamp",
-    sequence: _Sequence = None,
     previous_timestamp: _PreviousTimestamp = None,
     previous_sequence: _PreviousSequence = None,
     arrival: _Arrival = None,
-    floor: Annotated[Literal["first", "open"], Option(help="Is what lies below the first arrival new?")] = "open",
-    producer: Producer = None,
-    order: _Order = "none",
-    epoch: _Epoch = "none",
-    time: _Time = "none",
-    payload: _Payload = "none",
-    memory: Annotated[
-        Literal["highest", "gaps"], Option(help="Of producers: is a lower sequence that was never seen new?")
-    ] = "gaps",
-    jump_max: Annotated[int, Option(min=0, help="Of producers: reject jumps beyond it; 0: none is too far.")] = 0,
-    gap_count_max: Annotated[int, Option(min=1, help="Gaps remembered per chain or producer.")] = GAP_COUNT_MAX,
+    floor: _Floor = "open",
+    gap_count_max: _GapCountMax = GAP_COUNT_MAX,
+    format: _Format = "auto",
+    option: _Option = None,
     bad_files: BadFiles = "stop",
     partition_types: PartitionTypes = "text",
-    master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
-    ranges: Annotated[int, Option(min=0, help="How many missing ranges to show.")] = 20,
-    json: Annotated[bool, Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    master: _Master = "local[*]",
+    ranges: Annotated[int, Option(min=0, rich_help_panel=_SHOWING, help="How many missing ranges to show.")] = 20,
+    json: Annotated[
+        bool, Option("--json", rich_help_panel=_SHOWING, help="Print the figures as JSON on standard output.")
+    ] = False,
 ) -> None:
     """Find the duplicates, gaps and malformed rows of a data set. Exit 1 if there are any, 0 if none were found.
 
-    What do your rows have? An id: --id event_id. A source and a running number: --key device --sequence n. A number and
-    that of the one before: --key device --number ts --previous prev_ts.
+    \b
+    What do your rows have?
+      an id                             --id event_id
+      a source and a running number     --key device --sequence n
+      a number and the one before it    --key device --number ts --previous prev_ts
 
-    Of ids it says how many copies there are, of which ids, from which files; with --order received_at, when a row came
-    in, also how late they come and which window would catch them; with --payload status,amount which contradict.
+    Of ids it says how many copies there are, of which ids, from which files; with --order received_at also how late
+    they come and which window would catch them; with --payload status,amount which contradict.
 
-    What cannot be told from these columns, such as a loss where no row names its previous one, is said, with the option
-    that would tell it; then the data set is not called clean.
+    What these columns cannot show, such as a loss where no row names the one before, is said, with the option that
+    would show it; then the data set is not called clean.
     """
     from onefold.spark import run as jobs
     from onefold.spark.ingest import SourceSpec

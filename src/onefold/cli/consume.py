@@ -24,7 +24,7 @@ from onefold.tally import Tally
 
 def consume(
     targets: Annotated[
-        list[str], Argument(metavar="MODULE:APP...", help="A module of this folder, and the endpoint in it: shop:app.")
+        list[str], Argument(metavar="MODULE:APP", help="A module of this folder, and the endpoint in it: shop:app.")
     ],
     concurrency: Annotated[int, Option(min=1, help="Threads that process messages, of each endpoint.")] = 1,
     batch: Annotated[int, Option(min=1, help="Messages that are taken at once.")] = 64,

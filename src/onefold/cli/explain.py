@@ -21,7 +21,7 @@ def explain(
     words: Annotated[
         list[str] | None,
         Argument(
-            metavar="ID...", help="Values that name a message, all of which must match: its id; device, chain, number."
+            metavar="ID", help="Values that name a message, all of which must match: its id; device, chain, number."
         ),
     ] = None,
     key: Annotated[list[str] | None, Option(metavar="COL=VALUE", help="A column's value; may be repeated.")] = None,

@@ -120,13 +120,13 @@ def simulate(
 
 def play(
     folder: Annotated[Path, Argument(help="A folder that 'onefold lorawan simulate' made.")],
-    servers: Annotated[list[str], Argument(metavar="SERVER...", help="ws://HOST:PORT; several share the stations.")],
+    servers: Annotated[list[str], Argument(metavar="SERVER", help="ws://HOST:PORT; several share the stations.")],
     token_file: ServerToken = None,
-    rate: Annotated[float | None, Option(min=0.001, help="Messages a second; as fast as it goes else.")] = None,
-    quiet_s: Annotated[float, Option(min=0, help="End after so many seconds without a word from the servers.")] = 1.0,
+    rate: Annotated[float | None, Option(min=0.001, help="Messages a second. Default: as fast as it goes.")] = None,
+    quiet_s: Annotated[float, Option(min=0, help="End when the servers have sent nothing for so many seconds.")] = 1.0,
     as_json: AsJson = False,
 ) -> int:
-    """Be the stations: send simulated traffic to servers that speak the Basics Station protocol, and take the answers.
+    """Send simulated radio traffic to servers, as gateways with LoRa Basics Station would, and take the answers.
 
     Exit code 1: a server sent something wrong, two servers acknowledged one uplink, or a connection was lost.
     """

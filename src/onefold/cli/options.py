@@ -38,24 +38,33 @@ Tokens: TypeAlias = Annotated[
 ]
 Plan: TypeAlias = Annotated[
     Literal["transactional", "parented", "checkpointed"] | None,
-    Option(help="By default transactional; with --tokens, parented."),
+    Option(help="How messages are settled. Default: transactional; with --tokens, parented."),
 ]
 Host: TypeAlias = Annotated[str, Option(help="The address to listen on; more than loopback needs a token.")]
 Port: TypeAlias = Annotated[int, Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")]
 TokenFile: TypeAlias = Annotated[Path | None, Option(help=f"A file with the token that clients must send; or {TOKEN}.")]
 AsJson: TypeAlias = Annotated[bool, Option("--json", help="When ready, print the address as one line of JSON.")]
 Connections: TypeAlias = Annotated[int, Option(min=1, help="Connections at the same time.")]
-RetainBytes: TypeAlias = Annotated[int | None, Option(min=1, help="Keep about so much of a topic.")]
-RetainMs: TypeAlias = Annotated[int | None, Option(min=1, help="Keep records for about so long.")]
+RetainBytes: TypeAlias = Annotated[
+    int | None, Option(min=1, help="Remove the oldest of a topic beyond about so many bytes. Default: keep all.")
+]
+RetainMs: TypeAlias = Annotated[
+    int | None, Option(min=1, help="Remove records older than about so many ms. Default: keep all.")
+]
 ServerToken: TypeAlias = Annotated[
     Path | None, Option(exists=True, dir_okay=False, help=f"A file with the server's token; or the variable {TOKEN}.")
 ]
 Format: TypeAlias = Annotated[
     str, Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
 ]
-ReaderOption: TypeAlias = Annotated[list[str] | None, Option(help="NAME=VALUE for Spark's reader; may be repeated.")]
+ReaderOption: TypeAlias = Annotated[
+    list[str] | None,
+    Option(metavar="NAME=VALUE", help="An option of Spark's reader, such as header=false; may be repeated."),
+]
 Expiry: TypeAlias = Annotated[int, Option(min=1, help="How long a frame is remembered, in milliseconds.")]
-Fixed: TypeAlias = Annotated[bool, Option("--fixed", help="Count that from the first copy, not from the last.")]
+Fixed: TypeAlias = Annotated[
+    bool, Option("--fixed", help="Count the expiry from the first copy of a frame, not from the last.")
+]
 StrictAdr: TypeAlias = Annotated[
     bool,
     Option(

@@ -67,7 +67,9 @@ def feed(
         Literal["payload", "record"],
         Option(help="What is sent: the payload, which must be JSON; or the record, with its offset and producer."),
     ] = "payload",
-    name: Annotated[str, Option(help="Whose marks these are; two logs of one name need two.")] = "feed",
+    name: Annotated[
+        str, Option(help="Under this name the store keeps how far the feed came; feeds of two logs need two names.")
+    ] = "feed",
     chunk_max: Annotated[int, Option(min=1, max=1_000, help="Messages that are taken in one go.")] = 500,
     follow: Annotated[bool, Option("--follow", help="Wait for more; Ctrl-C and SIGTERM end it.")] = False,
     json: AsJson = False,

@@ -22,7 +22,9 @@ def publish(
     token_file: Annotated[
         Path | None, Option(exists=True, dir_okay=False, help="A file with the server's token.")
     ] = None,
-    retry_s: Annotated[float, Option(min=0, help='Seconds to wait for trouble to pass; "inf": for ever.')] = 60,
+    retry_s: Annotated[
+        float, Option(min=0, help='Seconds to try again while the server is away; "inf": for ever.')
+    ] = 60,
     state: Annotated[
         Path | None, Option(dir_okay=False, help="Where a digest of what was read is kept; ~/.local/state/onefold.")
     ] = None,

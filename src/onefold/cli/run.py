@@ -23,8 +23,8 @@ def run(
         bool,
         typer.Option(
             "--strict",
-            help="Exit 1 if anything was unsure, rejected or missing, or a repeat has no first, be it by the rule of "
-            "its reason. What cannot be told at all is said, and changes no exit code.",
+            help="Exit 1 if anything was unsure, rejected or missing, or a repeat has no first. What the columns "
+            "cannot show at all is said, and changes no exit code.",
         ),
     ] = False,
     json: Annotated[
@@ -35,15 +35,22 @@ def run(
         typer.Option(
             "--version",
             min=0,
-            help="Of a run with a memory: which version this must be. One that is published is told again, if its "
-            "files are the same; other files are refused.",
+            help="With memory.path: the version that this run must be. One that is published already is shown again "
+            "if its files are the same, else refused.",
         ),
     ] = None,
     metrics: Annotated[
-        int | None, typer.Option("--metrics", min=1, max=65535, help="Of a stream: a port for Prometheus, on loopback.")
+        int | None,
+        typer.Option(
+            "--metrics",
+            min=1,
+            max=65535,
+            help='With source.mode = "stream": the port of /metrics for Prometheus, on 127.0.0.1.',
+        ),
     ] = None,
 ) -> None:
-    """Judge every message of a source, and publish firsts, repeats, unsure, rejects, gaps and the books.
+    """Judge every message of a source, and publish firsts, repeats, unsure, rejects, gaps and the books: how many came
+    in, and what became of each.
 
     A batch run is complete when its folder holds run.json; running again replaces it. It ends with an audit: what can
     now be read there is compared with what was read from the source, and that with a count of its rows that did not go

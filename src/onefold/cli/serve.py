@@ -63,11 +63,11 @@ def ingest(
     ] = "highest",
     jump_max: Annotated[int, Option(min=0, help="Reject sequences that jump further ahead; 0: no limit.")] = JUMP_MAX,
     create: Annotated[bool, Option(help="Make a topic when somebody publishes to it.")] = True,
-    idle_ms: Annotated[int | None, Option(min=1, help="Forget producers silent for so long, down to a floor.")] = None,
+    idle_ms: Annotated[int | None, Option(min=1, help="Forget a producer that was silent for so many ms.")] = None,
     retain_bytes: options.RetainBytes = None,
     retain_ms: options.RetainMs = None,
-    snapshot_entries: Annotated[int, Option(min=1, help="Save what is remembered every so many.")] = 100_000,
-    snapshot_ms: Annotated[int, Option(min=1, help="Save what is remembered at least so often.")] = 60_000,
+    snapshot_entries: Annotated[int, Option(min=1, help="Save what is remembered after so many messages.")] = 100_000,
+    snapshot_ms: Annotated[int, Option(min=1, help="Save what is remembered at least every so many ms.")] = 60_000,
     producers_max: Annotated[int, Option(min=1, help="Producers of a topic that are remembered.")] = 100_000,
     topics_max: Annotated[int, Option(min=1, help="Topics that clients can make.")] = 1_000,
     connections_max: options.Connections = 1_000,
@@ -110,9 +110,11 @@ def desk(
     tokens: options.Tokens = None,
     plan: options.Plan = None,
     queues: Annotated[str | None, Option(help="The queues that can be asked for: orders,refunds. Else all.")] = None,
-    name: Annotated[str, Option(help="Of the desk, and of the queue that answers come by.")] = "desk",
-    window_s: Annotated[float, Option(min=1, max=6 * 86_400, help="How long requests and answers are kept.")] = 86_400,
-    wait_s_max: Annotated[float, Option(min=0, max=600, help="How long a client can wait for an answer.")] = 30,
+    name: Annotated[str, Option(help="The name of the desk, and of the queue that answers come by.")] = "desk",
+    window_s: Annotated[
+        float, Option(min=1, max=6 * 86_400, help="Seconds that requests and answers are kept.")
+    ] = 86_400,
+    wait_s_max: Annotated[float, Option(min=0, max=600, help="Seconds that a client can wait for an answer.")] = 30,
     host: options.Host = "127.0.0.1",
     port: options.Port = 7656,
     token_file: options.TokenFile = None,
@@ -145,11 +147,14 @@ def desk(
 def gateway(
     folder: Annotated[Path, Argument(help="Where uplinks and counters are kept; made if it is not there.")],
     devices: Annotated[Path, Option(help="The registry: TOML, or SQLite with a table 'devices'.")],
-    name: Annotated[str | None, Option(help="Unique among the servers of a coordinator; alone: a.")] = None,
+    name: Annotated[
+        str | None,
+        Option(help="The name of this server; those that share a coordinator need different ones. Default: a."),
+    ] = None,
     coordinator: Coordinator = None,
     when_down: WhenDown = None,
     region: Annotated[Literal["EU868", "US915"], Option(help="The radio plan.")] = "EU868",
-    sub_band: Annotated[int | None, Option(min=1, max=8, help="Of US915: which eight channels; by default 2.")] = None,
+    sub_band: Annotated[int | None, Option(min=1, max=8, help="Which eight channels of US915. Default: 2.")] = None,
     rx_delay: Annotated[int, Option(min=1, max=15, help="Seconds from an uplink to its answer.")] = 1,
     host: options.Host = "127.0.0.1",
     port: options.Port = 7655,
@@ -162,13 +167,15 @@ def gateway(
     expiry_ms: options.Expiry = 60_000,
     fixed: options.Fixed = False,
     strict_adr: options.StrictAdr = False,
-    echo_ms: Annotated[int, Option(min=0, help="A station's copies less ms apart are one transmission. 0: off.")] = 0,
+    echo_ms: Annotated[
+        int, Option(min=0, help="A frame that one station has again within so many ms was sent once. 0: off.")
+    ] = 0,
     keep_all: Annotated[bool, Option("--keep-all", help="Also store all receptions, in the topic receptions.")] = False,
     retain_bytes: options.RetainBytes = None,
     retain_ms: options.RetainMs = None,
     connections_max: options.Connections = 1_000,
     message_bytes_max: Annotated[int, Option(min=1_000, help="Bytes of one message.")] = 16 << 10,
-    in_hand_max: Annotated[int, Option(min=1, help="Receptions that are not done.")] = 20_000,
+    in_hand_max: Annotated[int, Option(min=1, help="Receptions in work at the same time.")] = 20_000,
     parked_max: Annotated[int, Option(min=1, help="Claims that wait for the coordinator.")] = 10_000,
     mic_failures_max: MicFailures = 100_000,
     json: options.AsJson = False,
@@ -292,13 +299,17 @@ def reconcile(
     spark: Annotated[bool, Option("--spark", help="STORE is a table; its rows are records without bodies.")] = False,
     format: options.Format = "auto",
     option: options.ReaderOption = None,
-    key: Annotated[str | None, Option(help="The columns that ids are made of, with commas. Without: all.")] = None,
-    time: Annotated[str | None, Option(help="The column that records are sorted by. Without: by their ids.")] = None,
+    key: Annotated[
+        str | None, Option(help="With --spark: the columns that ids are made of, with commas. Default: all.")
+    ] = None,
+    time: Annotated[
+        str | None, Option(help="With --spark: the column that records are sorted by. Default: their ids.")
+    ] = None,
     index: Annotated[
-        str | None, Option(help="Where its index is kept. Without: .TABLE.onefold-index beside it.")
+        str | None, Option(help="With --spark: where its index is kept. Default: .TABLE.onefold-index beside it.")
     ] = None,
     rows_max: Annotated[
-        int | None, Option(min=1, help="Rows, of 72 bytes, a session may read; else a million.")
+        int | None, Option(min=1, help="With --spark: rows, of 72 bytes, that a session may read. Default: 1,000,000.")
     ] = None,
     master: Annotated[str, Option(help="Where Spark runs.")] = MASTER,
     json: options.AsJson = False,

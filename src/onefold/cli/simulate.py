@@ -25,14 +25,14 @@ def simulate(
     ids: Annotated[
         bool, Option("--ids", help="A day of events with a UUID, as JSON lines, instead of chains with numbers.")
     ] = False,
-    rows: Annotated[int, Option(help="How many rows arrive, all kinds together.")] = 10_000,
-    chains: Annotated[int, Option(help="How many chains they belong to.")] = 100,
+    rows: Annotated[int, Option(help="How many rows arrive, copies and damaged ones too.")] = 10_000,
+    chains: Annotated[int, Option(help="How many senders number their messages, such as devices.")] = 100,
     seed: Annotated[int, Option(help="The same seed and settings make the same traffic.")] = 1,
     format: Annotated[
-        Literal["parquet", "jsonl"] | None, Option(help="How they are written: parquet, or with --ids jsonl.")
+        Literal["parquet", "jsonl"] | None, Option(help="How the rows are written. Default: parquet; with --ids jsonl.")
     ] = None,
     files: Annotated[int, Option(help="How many files they are spread over.")] = 1,
-    copies: Annotated[Share, Option(help="Share of messages that are delivered again.")] = USUAL.copies,
+    copies: Annotated[Share, Option(help="Share of messages that arrive again, from 0 to 1.")] = USUAL.copies,
     reorder: Annotated[Share, Option(help="Share of messages that come late.")] = USUAL.reorder,
     losses: Annotated[Share, Option(help="Share of messages that never arrive.")] = USUAL.losses,
     late_heads: Annotated[
@@ -44,13 +44,21 @@ def simulate(
     poisoned: Annotated[Share, Option(help="Share of chains that get a row from the far future.")] = USUAL.poisoned,
     malformed: Annotated[Share, Option(help="Share of rows that are damaged.")] = USUAL.malformed,
     text_numbers: Annotated[bool, Option("--text-numbers", help="Write numbers as text, as CSV does.")] = False,
-    skew: Annotated[float, Option(help="How unequal the chains are: 0 equal, 1 as words are in a text.")] = 0.0,
+    skew: Annotated[
+        float, Option(help="How unequal the chains are: 0 equal, 1 as the words of a text, a few very long.")
+    ] = 0.0,
     devices: Annotated[
-        int, Option(min=0, help="Instead of chains: readings of so many devices, which count them.")
+        int, Option(min=0, help="Instead of chains: readings of so many devices, each with a running number.")
     ] = 0,
-    reboots: Annotated[int, Option(min=0, help="Of devices: how often their counters begin anew, all together.")] = 0,
-    conflicts: Annotated[Share, Option(help="Of ids: share of copies that contradict the first in a column.")] = 0.01,
-    late: Annotated[Share, Option(help="Of ids: share of copies that come later than a window of an hour.")] = 0.02,
+    reboots: Annotated[
+        int, Option(min=0, help="With --devices: how often a counter begins anew, all devices together.")
+    ] = 0,
+    conflicts: Annotated[
+        Share, Option(help="With --ids: share of copies that contradict the first in a column.")
+    ] = 0.01,
+    late: Annotated[
+        Share, Option(help="With --ids: share of copies that come more than an hour after the first.")
+    ] = 0.02,
     as_json: AsJson = False,
 ) -> None:
     """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is so."""

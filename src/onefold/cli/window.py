@@ -16,24 +16,33 @@ def window(
     path: Annotated[str, Argument(help="A file or folder that Spark can read.")],
     key: Annotated[
         str | None,
-        Option(help="Columns of the id. Without: chain and number, where known; else all but time and order."),
+        Option(
+            help="What names a message. Default: --chain and --number, if they are named; else all but time and order."
+        ),
     ] = None,
     id: Annotated[
         str | None,
         Option(
-            help="Columns of the id, for the engine of ids; --time is then when the event happened, as copies share it"
-            ", and --order when a row came in."
+            help="The id: the columns that copies share. With it, --time is when the event happened, the same in all "
+            "copies, and --order when a row came in."
         ),
     ] = None,
     time: Annotated[
         str | None,
-        Option(help="Column of the time: whole ms, or a time (timestamp, ISO). Default: arrival; of ids the order."),
+        Option(help="Column of the time: Unix ms, or a time (timestamp, ISO). Default: arrival; with --id, --order."),
     ] = None,
-    order: Annotated[str | None, Option(help="Column of the order of arrival; tells how late rows are.")] = None,
-    quantile: Annotated[list[float] | None, Option(help="Also catch this share, like 0.95; may be repeated.")] = None,
+    order: Annotated[str | None, Option(help="Column with when a row came in: shows how late rows are.")] = None,
+    quantile: Annotated[
+        list[float] | None,
+        Option(help="Also say which window catches this share of copies, such as 0.95; may be repeated."),
+    ] = None,
     chain: Annotated[str | None, Option(help="The columns that name a chain of numbered messages.")] = None,
-    number: Annotated[str | None, Option(help="Its number: the columns of timestamp and sequence, or one.")] = None,
-    previous: Annotated[str | None, Option(help="The number before it: as many columns.")] = None,
+    number: Annotated[
+        str | None, Option(help="With --chain: the column of its number, or two, timestamp and sequence.")
+    ] = None,
+    previous: Annotated[
+        str | None, Option(help="With --chain: the number of the message before, in as many columns.")
+    ] = None,
     format: Format = "auto",
     option: ReaderOption = None,
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
@@ -41,8 +50,8 @@ def window(
 ) -> None:
     """Measure how long after their firsts copies come, and say which window catches 99, 99.9 and 99.99 % of them.
 
-    With what each leaks and has to remember, and what interval memory needs instead. The lags are exact. For ids:
-    --id event_id --time ts --order ingested_at.
+    Beside each window: how many copies it would count again, how many ids it has to remember, and what a memory of gaps
+    needs instead. The lags are exact.
     """
     from onefold.spark.ingest import read
     from onefold.spark.session import session

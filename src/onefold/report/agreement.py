@@ -101,7 +101,7 @@ def audited(audit: Mapping[str, Any]) -> Iterator[Text]:
         orphans, ruled, repeats = audit["orphans"], audit["orphans_by_rule"], f"{audit['repeats']:,} repeats"
         alone = [f"{orphans:,} have no first"] if orphans else []
         if ruled:
-            alone.append(f"{ruled:,} have none by the rule of their reason: they may be new, and count nowhere")
+            alone.append(f"{ruled:,} lie where nothing is remembered: they may be new, and count nowhere")
         if audit.get("elsewhere"):
             alone.append(f"{audit['elsewhere']:,} have their first in earlier versions, which were not looked at")
         if alone:

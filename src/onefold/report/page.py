@@ -86,7 +86,7 @@ AUDITED: Final = {
     "twice": "of them more than once",
     "repeats": "repeats",
     "orphans": "of them without a first",
-    "orphans_by_rule": "without a first by the rule of their reason",
+    "orphans_by_rule": "that lie where nothing is remembered",
     "fingerprint_source": "fingerprint of the source",
     "fingerprint_published": "fingerprint of the output",
 }
@@ -568,7 +568,7 @@ def _orphans(audit: ReportPart) -> Iterator[Check]:
         yield Check("warn", question, f"No: {many(orphans, 'repeat')} of {repeats:,} have no first, and count nowhere.")
     elif by_rule:
         answer = (
-            f"Not known of {by_rule:,} of {repeats:,}: by the rule of their reason they are repeats without a first."
+            f"Not known of {by_rule:,} of {repeats:,}: they lie where nothing is remembered, and are called repeats."
         )
         yield Check("warn", question, f"{answer} They may be new, and count nowhere.")
     elif elsewhere := audit["elsewhere"].count():

@@ -56,7 +56,7 @@ def test_every_help_ends_with_its_example(name, tmp_path):
 @pytest.mark.usefixtures("_folder")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_example_is_taken_by_the_parser_of_its_command(name):
-    assert parsed(shlex.split(EXAMPLES[name])) == name
+    assert f"{parsed(shlex.split(EXAMPLES[name]))} ".startswith(f"{name} ")  # of a group, that of one of its commands
 
 
 @pytest.mark.usefixtures("_folder")
