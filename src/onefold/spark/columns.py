@@ -26,6 +26,7 @@ from pyspark.sql import types as T
 from onefold.chains.columns import NO_PREVIOUS, refused
 from onefold.chains.rules import SEQUENCE_BITS, SEQUENCE_MAX, TIMESTAMP_MAX
 from onefold.errors import Misuse
+from onefold.spark.dialect import try_cast
 
 WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 TEXT = (T.StringType,)
@@ -234,8 +235,8 @@ def whole(df: DataFrame, name: str) -> Column:
     """The column as a long; null where it holds none."""
     column, kind = F.col(quoted(name)), df.schema[name].dataType
     if isinstance(kind, EXACT):
-        return F.when(column % 1 == 0, column.try_cast("long"))
-    return column.try_cast("long") if isinstance(kind, TEXT) else column.cast("long")
+        return F.when(column % 1 == 0, try_cast(F.floor(column), "long"))
+    return try_cast(column, "long") if isinstance(kind, TEXT) else column.cast("long")
 
 
 def moment(df: DataFrame, name: str) -> Moment:
@@ -272,7 +273,7 @@ class _Written(NamedTuple):
     @classmethod
     def of(cls, text: Column) -> _Written:
         text = F.trim(text.cast(T.StringType()))  # without a collation, for which regular expressions need not work
-        number = text.try_cast("long")
+        number = try_cast(text, "long")
         finer = F.rpad(F.regexp_extract(text, "[.][0-9]{6}([0-9]{1,3})", 1), 3, "0").cast("long")
         # ISO 8601 as Spark reads it, with seconds and a zone; else null: Spark would also take a lone clock.
         zoned = (
@@ -282,7 +283,7 @@ class _Written(NamedTuple):
             .when(text.rlike(_CLOCK + "$"), F.concat(text, F.lit(":00Z")))
             .when(text.rlike(_CLOCK + _ZONE), F.regexp_replace(text, f"({_CLOCK})", "$1:00"))
         )
-        at = zoned.try_cast(T.TimestampType())
+        at = try_cast(zoned, "timestamp")
         return cls(number, F.when(number.isNull(), at), F.when(number.isNull(), finer))
 
     @classmethod

@@ -25,6 +25,7 @@ from pyspark.sql import types as T
 from onefold.errors import Misuse
 from onefold.spark import fingerprints
 from onefold.spark.columns import quoted
+from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.fingerprints import BITS_MAX, RANGE, Compared, form, row_form, row_id, with_words, word_names
 from onefold.text import plain
 
@@ -206,15 +207,15 @@ class Diff:
         self._clean = not len(compared.differing)
         share = len(compared.differing) / compared.ranges
         spark = sides[0].df.sparkSession
-        ranges = spark.createDataFrame(pa.table({RANGE: compared.differing})) if share <= ALL_SHARE else None
+        ranges = from_arrow(spark, pa.table({RANGE: compared.differing})) if share <= ALL_SHARE else None
         self._suspects = [side.suspects(ranges, whole=whole) for side in sides]
         if not self._clean and share <= KEPT_SHARE:
             self._suspects = [self._store(suspects) for suspects in self._suspects]
         self._delta = delta(self._suspects, whole=whole)
         if not self._clean:
-            first = self._delta.limit(DELTA_MAX + 1).toArrow()
+            first = to_arrow(self._delta.limit(DELTA_MAX + 1))
             is_small = first.num_rows <= DELTA_MAX
-            self._delta = spark.createDataFrame(first) if is_small else self._store(self._delta)
+            self._delta = from_arrow(spark, first) if is_small else self._store(self._delta)
         self.summary = Summary(
             rows_a=compared.a.count,
             rows_b=compared.b.count,

@@ -36,6 +36,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -43,8 +44,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
-from onefold.spark import log_source
 from onefold.spark.columns import CORRUPT, TEXT, milliseconds, quoted, whole
+from onefold.spark.dialect import kinds, try_cast
 from onefold.spark.engine import Named
 from onefold.spark.files import (
     FOOTED,
@@ -62,6 +63,8 @@ from onefold.spark.host import Transform
 
 PartitionTypes: TypeAlias = Literal["text", "infer"]
 
+LOG: Final = "onefold-log"
+"""The format of a topic's log; see `log_source`."""
 PROBE_ROWS = 1_000
 """How many rows are looked at before a text column is believed to hold numbers."""
 TIMES = ("timestamp", "arrival", "order", "time")
@@ -209,8 +212,8 @@ def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str
     is_pattern = any(char in source.path for char in "*?[{")
     if source.path and "://" not in source.path and not is_pattern and not Place(spark, source.path).exists():
         raise Misuse(f"there is nothing at {source.path}", path=source.path)
-    if source.format == log_source.NAME:
-        log_source.register_log(spark)
+    if source.format == LOG:
+        register_log(spark)
     kind, what = _FORMATS.get(source.format, source.format), f"cannot read {source.path} as {source.format}"
     try:
         yield kind, {**_DEFAULT_OPTIONS.get(kind, {}), **source.options}
@@ -221,6 +224,15 @@ def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str
         raise Misuse(f"{what}: {message}", path=source.path, format=source.format) from error
     except PySparkException as error:
         raise OSError(f"{what}: {first_line(error)}") from error
+
+
+def register_log(spark: SparkSession) -> None:
+    """Make the format ``onefold-log`` known to a session."""
+    try:
+        from onefold.spark.log_source import OnefoldLog
+    except ImportError as error:
+        raise Misuse(f"format {LOG!r} needs Spark 4.1 or newer, this is {pyspark.__version__}") from error
+    spark.dataSource.register(OnefoldLog)
 
 
 def _refuse_words(df: DataFrame, columns: Named) -> None:
@@ -527,7 +539,7 @@ class JsonTable:
             return value
         pattern = rf'"{re.escape(key)}"[ \t]*:[ \t]*(-?[0-9][0-9.eE+-]*)'
         text = F.regexp_extract(F.col(VALUE), pattern, 1)
-        is_same = text.try_cast("double") == value.try_cast("double")
+        is_same = try_cast(text, "double") == try_cast(value, "double")
         return F.when(value.rlike("[.E]") & is_same, text).otherwise(value)
 
 
@@ -537,7 +549,9 @@ def _settled(kind: T.DataType, options: Mapping[str, str]) -> T.DataType:
         return T.ArrayType(_settled(kind.elementType, options))
     if isinstance(kind, T.StructType) and 0 < len(kind) == len({key.name.lower() for key in kind}):
         return T.StructType([T.StructField(key.name, _settled(key.dataType, options)) for key in kind])
-    if isinstance(kind, T.StructType | T.VariantType | T.NullType) or is_true(options.get("primitivesasstring")):
+    if isinstance(kind, (T.StructType, T.NullType, *kinds("VariantType"))) or is_true(
+        options.get("primitivesasstring")
+    ):
         return T.StringType()
     if isinstance(kind, T.DecimalType) and kind.scale and not is_true(options.get("prefersdecimal")):
         return T.DoubleType()

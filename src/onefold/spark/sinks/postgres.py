@@ -46,6 +46,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import BadInput, Misuse, StaleWrite
 from onefold.spark.columns import quoted
+from onefold.spark.dialect import kinds
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.publish import ORDER, Strategy
@@ -63,7 +64,7 @@ CONNECT_SECONDS_MAX = 30
 LOCK_SECONDS_MAX = 300
 
 NO_TEXT = "\ufffd"
-NESTED = (T.ArrayType, T.MapType, T.StructType, T.VariantType)
+NESTED = (T.ArrayType, T.MapType, T.StructType, *kinds("VariantType"))
 TYPES: dict[type[T.DataType], LiteralString] = {
     T.ByteType: "smallint",
     T.ShortType: "smallint",

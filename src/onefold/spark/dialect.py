@@ -1,0 +1,85 @@
+"""What Sparks before 4.1 say in another way, or cannot say. Everything else of this room is written for all of them.
+
+an Arrow UDF over iterators   4.1; before that the same as a pandas UDF, whose columns of integers are not copied
+`try_cast`                    4.0; before that a cast of what the value's text shows to fit
+tables of Arrow, both ways    4.0; before that by way of pandas or of rows
+types                         those that a Spark does not have, no column of it has
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+import pyspark
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+SPARK: Final = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+"""The version of PySpark, such as (4, 1). Of Spark Connect the client's; a server may be newer."""
+
+_BOUNDS: Final = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63, "long": 63}
+"""How many bits of a whole number are its size."""
+
+
+def iterator_udf(judge: Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]], kind: T.DataType) -> Any:
+    """A UDF that sees the columns of a task batch by batch, two columns at least, and gives as many values."""
+    if SPARK >= (4, 1):
+        judge.__annotations__ = {"batches": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
+        return F.arrow_udf(judge, kind)  # type: ignore[attr-defined]
+    import pandas as pd
+
+    def judge_series(batches: Any) -> Any:
+        arrays = (tuple(pa.Array.from_pandas(series) for series in batch) for batch in batches)
+        for values in judge(arrays):
+            yield values.to_pandas()
+
+    judge_series.__annotations__ = {"batches": Iterator[tuple[pd.Series, ...]], "return": Iterator[pd.Series]}
+    return F.pandas_udf(judge_series, kind)  # type: ignore[attr-defined]
+
+
+def try_cast(column: Column, kind: str | T.DataType) -> Column:
+    """The value as one of this type; null where it is none. From text, or from numbers without a fraction."""
+    if hasattr(Column, "try_cast"):
+        return column.try_cast(kind)
+    name = kind if isinstance(kind, str) else kind.simpleString()
+    if name == "timestamp":
+        return F.try_to_timestamp(column)
+    if name not in _BOUNDS:
+        return column.cast(kind)
+    # A plain cast takes 12 from "12.5", and what it can of a number that is too large.
+    text = F.trim(column.cast("string"))
+    number = F.when(text.rlike("^[+-]?[0-9]{1,38}$"), text.cast("decimal(38,0)"))
+    bound = 1 << _BOUNDS[name]
+    return F.when(number.between(F.lit(-bound).cast("decimal(38,0)"), F.lit(bound - 1)), number.cast(kind))
+
+
+def to_arrow(df: DataFrame) -> pa.Table:
+    """All rows, as Arrow's columns."""
+    if hasattr(DataFrame, "toArrow"):
+        return df.toArrow()
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(df.schema)
+    columns = zip(*df.collect(), strict=True)
+    cells = list(columns) or [()] * len(schema)
+    return pa.Table.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(cells, schema, strict=True)], schema=schema
+    )
+
+
+def from_arrow(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """A table of Arrow's columns."""
+    if SPARK >= (4, 0):
+        return spark.createDataFrame(table)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    return spark.createDataFrame(rows, from_arrow_schema(table.schema))
+
+
+def kinds(*names: str) -> tuple[type[T.DataType], ...]:
+    """The types of these names that this Spark has."""
+    return tuple(getattr(T, name) for name in names if hasattr(T, name))
