@@ -80,7 +80,9 @@ _Arrival: TypeAlias = Annotated[
 
 
 def check(
-    path: Annotated[str, Argument(help="A file or folder that Spark can read.")],
+    path: Annotated[
+        str, Argument(help="A file or folder that Spark can read, or a table of its catalogue, such as db.events.")
+    ],
     id: _Id = None,
     format: _Format = "auto",
     key: _Key = _KEY,
@@ -124,7 +126,8 @@ def check(
     engine = given.engine()
     kind = format_of(path) if format == "auto" else format
     with _columns_in_options(path, engine):
-        refuse_mistakes(path, kind, engine)
+        if kind != "table":
+            refuse_mistakes(path, kind, engine)
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)
@@ -315,11 +318,16 @@ def _maybe(name: str) -> str | None:
 def format_of(path: str) -> str:
     """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file.
 
-    As for Spark, what begins with a dot or an underscore is not there: an index has files of its own.
+    What is neither, and has a name such as ``db.events``, is a table of the catalogue. As for Spark, what begins with a
+    dot or an underscore is not there: an index has files of its own.
     """
     from pathlib import Path
 
+    from onefold.spark.ingest import TABLE, is_table_name
+
     folder = Path(path)
+    if not folder.exists() and is_table_name(path):
+        return TABLE
     if (folder / "topic.json").is_file():
         return "onefold-log"
     files = sorted(folder.rglob("*")) if folder.is_dir() else [folder]

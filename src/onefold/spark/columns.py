@@ -13,7 +13,8 @@ integer that stands for the reason (see `chains.columns`). All of it is native c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import or_
@@ -55,6 +56,20 @@ class Usual(str):
     __slots__ = ()
 
 
+class Computed(str):
+    """The name of a column that is made from others, by an expression."""
+
+    __slots__ = ("column",)
+    column: Column
+
+    @classmethod
+    def of(cls, column: Column) -> Computed:
+        text = re.sub("^Column<'(.*)'>$", r"\1", str(column), flags=re.DOTALL)
+        name = cls(text)
+        name.column = column
+        return name
+
+
 class RoleColumns:
     """Columns of a table by what they are for: a field is a role, and holds the name of a column, several, or None.
 
@@ -75,9 +90,16 @@ class RoleColumns:
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]
-            if isinstance(each.default, tuple) and not isinstance(names := getattr(self, each.name), tuple):
-                # One name alone, or a list of them, is what everybody writes first.
-                object.__setattr__(self, each.name, (names,) if isinstance(names, str) else tuple(names))
+            names = getattr(self, each.name)
+            several = isinstance(each.default, tuple)
+            if several:  # one name alone, or a list of them, is what everybody writes first
+                names = (names,) if isinstance(names, str) or _is_column(names) else tuple(names)
+            elif not isinstance(names, str | None) and not _is_column(names):
+                (names,) = names if isinstance(names, list | tuple) and len(names) == 1 else (names,)
+                if not isinstance(names, str):
+                    raise Misuse(f"{each.name} is {names!r}, must be one column", **{each.name: names})
+            named = tuple(Computed.of(n) if _is_column(n) else n for n in (names if several else (names,)))
+            object.__setattr__(self, each.name, named if several else named[0])
         if not getattr(self, self.key_role):
             raise Misuse(f"{self.key_role} is empty, must name at least one column", **{self.key_role: ()})
 
@@ -88,7 +110,28 @@ class RoleColumns:
         return [(role, name) for role, names in several for name in names if name is not None]
 
     def of(self, df: DataFrame) -> Self:
-        return self
+        """The same, in the table's own spelling; a column that it does not have stays as it is."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        spelled = {
+            role: tuple(_spelling(df, name) for name in names) if isinstance(names, tuple) else _spelling(df, names)
+            for role, names in own.items()
+            if names is not None
+        }
+        return replace(self, **spelled)  # type: ignore[type-var]
+
+    def beside(self, df: DataFrame) -> dict[str, Column]:
+        """The columns to add, under the names that they have here: fields of structs, and expressions."""
+        added: dict[str, Column] = {}
+        for _, name in self.of(df).named:
+            if isinstance(name, Computed) and name not in df.columns:
+                added[name] = name.column
+            elif name not in df.columns and (field := _field(df.schema, name.split("."))) is not None:
+                added[name] = field
+        return added
+
+    def added_to(self, df: DataFrame) -> DataFrame:
+        added = self.beside(df)
+        return df.withColumns(added) if added else df
 
     def check(self, df: DataFrame) -> None:
         """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
@@ -119,6 +162,39 @@ class RoleColumns:
                 raise Misuse(f"column {name!r} ({self.ranged}): {what}", column=name)
 
 
+def listed(names: str | Iterable[str]) -> list[str]:
+    """One name alone, or several, as a list."""
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _is_column(value: object) -> bool:
+    return type(value).__name__ == "Column"  # before Spark 4 that of Connect was another class
+
+
+def _spelling(df: DataFrame, name: str) -> str:
+    """A column as the table spells it: exactly so, else in any case."""
+    own = None if name in df.columns or isinstance(name, Computed) else _in_any_case(df.columns, name)
+    return name if own is None else own
+
+
+def _in_any_case(names: Sequence[str], name: str) -> str | None:
+    same = [each for each in names if each.lower() == name.lower()]
+    return same[0] if len(same) == 1 else None
+
+
+def _field(kind: T.DataType, parts: Sequence[str]) -> Column | None:
+    """A field inside of structs, by the names on the way to it, in any case; None: there is none."""
+    path: list[str] = []
+    for part in parts:
+        names = kind.names if isinstance(kind, T.StructType) else []
+        own = part if part in names else _in_any_case(names, part)
+        if own is None or not isinstance(kind, T.StructType):
+            return None
+        path.append(quoted(own))
+        kind = kind[own].dataType
+    return F.col(".".join(path)) if len(path) > 1 else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainColumns(RoleColumns):
     """The names of the columns; None says that there is no such column, and so does a default that a table lacks.
@@ -146,13 +222,14 @@ class ChainColumns(RoleColumns):
 
     def of(self, df: DataFrame) -> ChainColumns:
         """The columns that this table has: those that were left at their defaults and are not there are None."""
+        spelled = super(ChainColumns, self).of(df)
         present = set(df.columns)
-        absent = {role for role, name in self.named if isinstance(name, Usual) and name not in present}
+        absent = {role for role, name in spelled.named if isinstance(name, Usual) and name not in present}
         is_whole = self.sequence is not None and self.previous_timestamp is not None
         if is_whole and {"sequence", "previous_timestamp"}.isdisjoint(absent):
             absent.discard("previous_sequence")  # half of what the previous number is: taking it for 0 would be a guess
         none: dict[str, Any] = dict.fromkeys(absent)
-        return replace(self, **none)
+        return replace(spelled, **none)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,11 +72,11 @@ def to_arrow(df: DataFrame) -> pa.Table:
 
 def from_arrow(spark: SparkSession, table: pa.Table) -> DataFrame:
     """A table of Arrow's columns."""
-    if SPARK >= (4, 0):
+    if SPARK >= (4, 0) and table.num_rows:
         return spark.createDataFrame(table)
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))  # Connect takes no empty table
     return spark.createDataFrame(rows, from_arrow_schema(table.schema))
 
 

@@ -24,7 +24,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark import fingerprints
-from onefold.spark.columns import quoted
+from onefold.spark.columns import listed, quoted
 from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.fingerprints import BITS_MAX, RANGE, Compared, form, row_form, row_id, with_words, word_names
 from onefold.text import plain
@@ -76,9 +76,7 @@ def chosen(
     a: DataFrame, b: DataFrame, key: Iterable[str] | None, columns: Iterable[str] | None
 ) -> tuple[list[str], list[str]]:
     """The key and the other columns that are compared; `Misuse` that names the column if one is missing."""
-    if isinstance(key, str) or isinstance(columns, str):
-        raise Misuse(f"key and columns are lists of names, not {key or columns!r}", key=key, columns=columns)
-    names = [] if key is None else list(dict.fromkeys(key))
+    names = [] if key is None else list(dict.fromkeys(listed(key)))
     if key is not None and not names:
         raise Misuse("key is empty, must name at least one column, or be None: the whole row", key=key)
     for name in names:
@@ -89,7 +87,7 @@ def chosen(
         if alone:
             owner = "the first" if alone[0] in a.columns else "the second"
             raise Misuse(f"column {alone[0]!r} is only in {owner} table: name the columns to compare", column=alone[0])
-    rest = [name for name in (a.columns if columns is None else dict.fromkeys(columns)) if name not in names]
+    rest = [name for name in (a.columns if columns is None else dict.fromkeys(listed(columns))) if name not in names]
     for name in (*names, *rest):
         for df, which in ((a, "first"), (b, "second")):
             if df.columns.count(name) != 1:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
@@ -40,6 +40,12 @@ class Named(Protocol):
     def named(self) -> list[tuple[str, str]]:
         """(role, column) of every column that is there."""
 
+    def of(self, df: DataFrame) -> Self:
+        """The same, in the spelling of this table."""
+
+    def added_to(self, df: DataFrame) -> DataFrame:
+        """The table with what is named in it and is no column yet: fields of structs, expressions."""
+
     def check(self, df: DataFrame) -> None:
         """Raise `Misuse` that names the column if one is missing or of a wrong type."""
 
@@ -48,6 +54,12 @@ class AnyShape:
     """No columns in particular: each row says by itself what it is."""
 
     named: Final[list[tuple[str, str]]] = []
+
+    def of(self, df: DataFrame) -> Self:
+        return self
+
+    def added_to(self, df: DataFrame) -> DataFrame:
+        return df
 
     def check(self, df: DataFrame) -> None:
         """Any table will do."""
@@ -158,8 +170,8 @@ class Engine(ABC):
         return False
 
     def fitted(self, source: DataFrame) -> Self:
-        """The same, looking only where this source has columns."""
-        return self
+        """The same, looking only where this source has columns, which may be spelled in another case."""
+        return replace(self, columns=self.columns.of(source))
 
     def shaped(self, source: DataFrame) -> DataFrame:
         """The messages of the source, one a row, with the columns that are looked at."""

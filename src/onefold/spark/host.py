@@ -378,10 +378,13 @@ class Integers(NamedTuple):
 
 
 def with_verdict(df: DataFrame, engine: Engine, options: MemoryOptions) -> DataFrame:
-    engine.columns.check(df)
+    names = df.columns
     prepare(df)
+    df = engine.columns.added_to(df)
+    engine.columns.check(df)
     engine = engine.fitted(df)
-    return labelled(coded(df, engine, options), engine, F.col(REASON))
+    rows = labelled(coded(df, engine, options), engine, F.col(REASON))
+    return rows if len(df.columns) == len(names) else rows.select(*map(quoted, names), *LABELS)
 
 
 def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) -> DataFrame:

@@ -20,16 +20,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, reduce
 from itertools import chain
 from operator import or_
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import numpy as np
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.hashed_names import find
@@ -71,15 +70,16 @@ LOGGER: Final = logging.getLogger("onefold")
 
 
 def judge_ids(
-    id: str | Sequence[str], *, time: str | None = None, window: str | int | None = None,
-    payload: str | Sequence[str] = (), order: str | None = None, keep: Keep = "first",
+    id: str | Column | Sequence[str | Column], *, time: str | None = None, window: str | int | None = None,
+    payload: str | Column | Sequence[str | Column] = (), order: str | None = None, keep: Keep = "first",
     on_conflict: OnConflict = "reject", partitions: int | None = None,
     rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX, memory: str | None = None, version: int | None = None,
     state_rows_max: int | None = None, buckets: int = BUCKETS,
 ) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of rows with an id.
 
-    ``id``: the column or columns that copies share, of any type but maps; ``"header.id"`` is a field of a struct.
+    ``id``: the column or columns that copies share, of any type but maps; ``"header.id"`` is a field of a struct, and
+    an expression such as ``F.lower("email")`` will do.
     ``order``: of the rows of an id the lowest counts, or with ``keep="last"``, in a table, the highest. ``payload``:
     the content; a copy with another one is a conflict: rejected, or with ``on_conflict="repeat"`` a copy all the same.
     The rows come out in no particular order.
@@ -93,28 +93,12 @@ def judge_ids(
     in, and a copy that comes after the window counts again. ``state_rows_max``: how many ids a bucket remembers, beyond
     which new ones are UNSURE; ``buckets``, into how many parts the memory is split.
     """
-    id, payload = ((names,) if isinstance(names, str) else tuple(names) for names in (id, payload))
     engine = IdsEngine(
-        columns=IdColumns(id=id, time=time, order=order, payload=payload), window_ms=window_of(window), keep=keep,
+        columns=IdColumns(id=id, time=time, order=order, payload=payload),  # type: ignore[arg-type]
+        window_ms=window_of(window), keep=keep,
         on_conflict=on_conflict, partitions=partitions, rows_in_memory_max=rows_in_memory_max,
     )  # fmt: skip
     return engine.step(MemoryOptions(path=memory, version=version, state_rows_max=state_rows_max, buckets=buckets))
-
-
-class FieldName(str):
-    """A field inside of structs, as it was named; ``parts``: as the table spells them, outermost first."""
-
-    parts: tuple[str, ...]
-
-
-class Cell(NamedTuple):
-    column: Column
-    kind: T.DataType
-
-    @property
-    def hashed(self) -> Column:
-        """The value as Spark's own hash can take it."""
-        return hashable(self.column, self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,34 +123,16 @@ class IdColumns(RoleColumns):
     times = ("time", "order")
     required = ("id", "payload")
 
-    @property
-    def named(self) -> list[tuple[str, str]]:
-        """(role, column) of every column; of a field, the column that it is in."""
-        named = super(IdColumns, self).named
-        return [(role, name.parts[0] if isinstance(name, FieldName) else name) for role, name in named]
-
-    def of(self, df: DataFrame) -> IdColumns:
-        """The same, as the table spells them; what it does not have stays as it is."""
-        own = {role: getattr(self, role) for role in ("id", "time", "order", "payload")}
-        spelled = {
-            role: tuple(spelling(df, name) for name in names) if isinstance(names, tuple) else spelling(df, names)
-            for role, names in own.items()
-            if names is not None
-        }
-        return replace(self, **spelled)  # type: ignore[arg-type]
-
     def check(self, df: DataFrame) -> None:
         own = self.of(df)
         roles = [(role, name) for role in self.plain for name in getattr(own, role)]
         roles += [(role, name) for role in self.times if (name := getattr(own, role)) is not None]
         for role, name in roles:
-            if isinstance(name, FieldName) and role in self.times:
-                raise Misuse(f"column {name!r} ({role}) is inside of a struct: select it as a column of its own first")
-            if not isinstance(name, FieldName) and name not in df.columns:
+            if name not in df.columns:
                 hint = "" if role in self.required else f"; if there is none: {role}=None"
                 text = f"no column {name!r} ({role}): the columns are {', '.join(df.columns)}"
                 raise Misuse(f"{text}{hint}", column=name, role=role, said=text, required=role in self.required)
-            kind = cell_of(df, name).kind
+            kind = df.schema[name].dataType
             shown = f"column {name!r} ({role}) is {kind.simpleString()}"
             if role in self.times and not isinstance(kind, (*WHOLE, *TEXT, *EXACT, *TIME)):
                 raise Misuse(f"{shown}, must be whole numbers or times", column=name)
@@ -180,39 +146,6 @@ class IdColumns(RoleColumns):
                 )
             if role == "id" and name.lower() in RANGE_ENDS:
                 raise Misuse(f"column {name!r} (id): the missing ranges have a column so named, rename it", column=name)
-
-
-def spelling(df: DataFrame, name: str) -> str:
-    """A column or field as the table spells it: exactly so, else in any case, else as a field of a struct."""
-    if isinstance(name, FieldName) or name in df.columns:
-        return name
-    if (own := _in_any_case(df.columns, name)) is not None:
-        return own
-    parts: list[str] = []
-    kind: T.DataType = df.schema
-    for part in name.split("."):
-        names = kind.names if isinstance(kind, T.StructType) else []
-        own = part if part in names else _in_any_case(names, part)
-        if own is None or not isinstance(kind, T.StructType):
-            return name
-        parts.append(own)
-        kind = kind[own].dataType
-    inside = FieldName(name)
-    inside.parts = tuple(parts)
-    return inside
-
-
-def _in_any_case(names: Sequence[str], name: str) -> str | None:
-    same = [each for each in names if each.lower() == name.lower()]
-    return same[0] if len(same) == 1 else None
-
-
-def cell_of(df: DataFrame, name: str) -> Cell:
-    parts = name.parts if isinstance(name, FieldName) else (name,)
-    kind: T.DataType = df.schema
-    for part in parts:
-        kind = kind[part].dataType  # type: ignore[index]
-    return Cell(F.col(".".join(quoted(part) for part in parts)), kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,17 +181,12 @@ class IdsEngine(Engine):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns of the id; none if a part of it is inside of a struct, which no other table has."""
-        inside = any(isinstance(name, FieldName) for name in self.columns.id)
-        return () if inside else self.columns.id
-
-    def fitted(self, source: DataFrame) -> IdsEngine:
-        return replace(self, columns=self.columns.of(source))
+        return self.columns.id
 
     def integers(self, df: DataFrame) -> Integers:
         names = self.columns
-        id, payload = ([cell_of(df, name) for name in own] for own in (names.id, names.payload))
-        key = [cell.hashed for cell in id]
+        key, payload = ([hashable(F.col(quoted(name)), df.schema[name].dataType) for name in own]
+                        for own in (names.id, names.payload))  # fmt: skip
         read = readings(df, [names.time, names.order])
         rows = df.withColumns(read) if read else df
         nothing = F.lit(0).cast("long")
@@ -268,24 +196,28 @@ class IdsEngine(Engine):
         if order is not None:
             turn = F.coalesce(in_order(rows, order), F.lit(host.BEFORE_ALL).cast("long"))
         # Nulls are told apart from nothing: Spark's hash passes over them, and (null, "a") would equal ("a", null).
-        content = [part for cell in payload for part in (cell.column.isNull(), cell.hashed)]
+        content = [
+            part
+            for name, cell in zip(names.payload, payload, strict=True)
+            for part in (F.col(quoted(name)).isNull(), cell)
+        ]
         columns = (
             F.xxhash64(*key),
             F.xxhash64(F.lit(1), *key),
             F.bitwise_not(turn) if self.keep == "last" else turn,
             nothing,
-            self._judged(rows, id, time),
+            self._judged(rows, time),
             host.tie(df, set(self.key)),
             *([F.xxhash64(*content)] if content else []),
         )
         return Integers(columns, read, key)
 
-    def _judged(self, df: DataFrame, id: Sequence[Cell], time: Column) -> Column:
+    def _judged(self, df: DataFrame, time: Column) -> Column:
         """The time of each row, or why it is refused."""
         names = self.columns
         refusals: dict[str, list[Column | None]] = {
             "malformed": [F.col(CORRUPT).isNotNull() if CORRUPT in df.columns else None],
-            "null_id": [cell.column.isNull() for cell in id],
+            "null_id": [F.col(quoted(name)).isNull() for name in names.id],
             "bad_time": [
                 None if names.order is None else no_time(df, names.order),
                 None if names.time is None else time.isNull() | (time <= -TIME_MAX) | (time >= TIME_MAX),
@@ -334,7 +266,7 @@ class IdsEngine(Engine):
         own += [("time", present.time)] if present.time is not None else []
         columns: dict[str, str] = {}
         for role, name in own:
-            column = f"{name} {cell_of(df, name).kind.simpleString()}"
+            column = f"{name} {df.schema[name].dataType.simpleString()}"
             columns[role] = f"{columns[role]}, {column}" if role in columns else column
         window = "off" if self.window_ms is None else self.window_ms
         return {"engine": self.name, "state": FORMAT, **columns, "window_ms": window, "buckets": options.buckets}

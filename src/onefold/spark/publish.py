@@ -143,6 +143,8 @@ def stage(judged: DataFrame, staging: Place, strategy: Strategy) -> DataFrame:
     placed = judged.withColumn(_FOLDER, folder)
     placed = placed if strategy == "none" else sorted_in_files(placed, _FOLDER)
     placed.write.partitionBy(_FOLDER).parquet(str(staged))
+    if not staged.exists():
+        raise OSError(f"Spark wrote {staged.shown}, and it is not there: is it on the disk of another machine?")
     rows = spark.read.schema(schema.add(_FOLDER, "string")).parquet(str(staged)) if staged.names() else None
     return spark.createDataFrame([], schema) if rows is None else rows.drop(_FOLDER)
 

@@ -35,6 +35,7 @@ from onefold.spark.host import VERDICT, MemoryOptions
 from onefold.spark.ingest import OpenSource, SourceSpec, listed, open_source
 from onefold.spark.memory import MemoryFolder
 from onefold.spark.notes import Notes
+from onefold.spark.session import has_executors
 from onefold.spark.signature import locked, refuse_inside, refuse_overlap
 from onefold.spark.sinks import Format, Sink, open_sink
 from onefold.spark.sinks.parquet import ParquetSink
@@ -146,14 +147,21 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
     """Judge a source and tell what is wrong with it; only a temporary folder is written, and removed."""
     started = monotonic()
     read = _read(spark, source, engine)
-    folder = tempfile.mkdtemp(prefix="onefold-check-")
-    try:
+    with ExitStack() as stack:
+        staging = None
+        if not has_executors(
+            spark
+        ):  # elsewhere nobody knows of a folder that all see: the rows stay in Spark's storage
+            folder = tempfile.mkdtemp(prefix="onefold-check-")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            staging = Place(spark, folder)
         needed = {name for _, name in read.engine.columns.named} | {CORRUPT}
         narrow = read.messages.select(*(F.col(quoted(name)) for name in read.messages.columns if name in needed))
-        judged = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing())
+        judged = _judge(read, narrow, staging, "mark", ranges_max, say, Passing())
+        if staging is None:
+            for kept in (judged.rows, judged.gaps):
+                stack.callback(kept.unpersist)
         return Run(**judged.result, others=read.engine.others(read.opened.rows), seconds=monotonic() - started)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Messages(NamedTuple):
@@ -298,17 +306,25 @@ class _Judged(NamedTuple):
 
 
 def _judge(
-    read: _Messages, messages: DataFrame, staging: Place, strategy: publish.Strategy, ranges_max: int, say: Say,
+    read: _Messages, messages: DataFrame, staging: Place | None, strategy: publish.Strategy, ranges_max: int, say: Say,
     passing: Passing, going: GoingOn | None = None, figures: Figures | None = None,
 ) -> _Judged:  # fmt: skip
-    """Judge the messages and write them to the staging folder; ``passing`` sees each message before it is judged."""
+    """Judge the messages and write them to the staging folder; ``passing`` sees each message before it is judged.
+
+    Without a ``staging`` folder, rows and gaps are left in Spark's storage.
+    """
     engine, opened, spark = read.engine, read.opened, messages.sparkSession
     say("judging")
-    books, folder = publish.Books(engine.answers), str(staging / NOTES)
+    books, folder = publish.Books(engine.answers), None if staging is None else str(staging / NOTES)
     options = replace(MemoryOptions() if going is None else going.options, notes=folder)
     judged = messages.transform(passing.watch).transform(engine.step(options))
     span = {} if figures is None else Span.firsts(judged, engine.subject(judged))
-    rows = publish.stage(judged.transform(books.watch, **span), staging, strategy)
+    watched_rows = judged.transform(books.watch, **span)
+    if staging is None:
+        rows = watched_rows.persist()
+        rows.count()
+    else:
+        rows = publish.stage(watched_rows, staging, strategy)
     say("keeping the books")
     received = _believed(opened, (read.reader or passing).rows)
     tally = books.tally(received if read.reader is None else passing.rows)
@@ -317,7 +333,7 @@ def _judge(
     tally.check()
     say("finding what is missing")
     rules = engine.note_rules(messages)
-    notes = None if rules is None else Notes.read(folder, rules, tally)
+    notes = None if rules is None or folder is None else Notes.read(folder, rules, tally)
     naming = engine.naming(rows) if going is None else rows
     if rules is None or (going is None and notes is None):
         firsts = rows.where(F.col(VERDICT) == "FIRST") if going is None else going.firsts(rows)
@@ -329,9 +345,13 @@ def _judge(
             open_gaps = noted_gaps(spark, notes.gaps if notes is not None else ())
         tables = [naming] if going is None else [naming, *going.listed(spark)]
         missing = engine.named_gaps(rows, key_names(tables, engine.key, open_gaps).join(open_gaps, [*NAME]))
-    gaps_path, watched = str(staging / publish.GAPS), Passing(called="onefold_gaps")
-    missing.transform(watched.watch).write.parquet(gaps_path)
-    gaps = spark.read.parquet(gaps_path)
+    watched = Passing(called="onefold_gaps")
+    gaps = missing.transform(watched.watch)
+    if staging is None:
+        gaps = gaps.persist()
+    else:
+        gaps.write.parquet(str(staging / publish.GAPS))
+        gaps = spark.read.parquet(str(staging / publish.GAPS))
     first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
     ranges = [row.asDict() for row in first.collect()]
     keys = going.keys() if going is not None else _keys(engine, rows, tally) if notes is None else notes.keys

@@ -30,6 +30,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
+from hashlib import sha256
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
@@ -44,6 +45,7 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.utils import is_remote
 
 import onefold
 from onefold.errors import Misuse
@@ -112,14 +114,15 @@ def archive() -> Path:
     """The package as a zip file, which is there until this process ends: late executors still ask for it."""
     folder = Path(tempfile.mkdtemp(prefix="onefold-archive-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / f"onefold-{onefold.__version__}.zip"
-    with ZipFile(path, "w") as file:
+    draft = folder / "draft"
+    with ZipFile(draft, "w") as file:
         # By way of `resources`, because the driver's own package may lie in an archive too.
         for name, source in sorted(_sources(resources.files(onefold), "onefold")):
             entry = ZipInfo(name)  # dated 1980, the first time that a zip file can tell
             entry.external_attr = 0o644 << 16
             file.writestr(entry, source.read_bytes(), ZIP_DEFLATED)
-    return path
+    # A server of Spark Connect refuses a file of another content under a name that any client sent before.
+    return draft.rename(folder / f"onefold-{onefold.__version__}-{sha256(draft.read_bytes()).hexdigest()[:12]}.zip")
 
 
 def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
@@ -191,7 +194,7 @@ def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[s
     server of Spark Connect.
     """
     spark = SparkSession.getActiveSession()
-    if spark is None and SparkContext._active_spark_context is not None:
+    if spark is None and (SparkContext._active_spark_context is not None or is_remote()):
         spark = SparkSession.builder.getOrCreate()  # of another thread: it is active only where it was made
     if spark is None:
         if memory == "auto":
@@ -215,8 +218,10 @@ def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[s
 
 def _connected(master: str, own: Mapping[str, str]) -> SparkSession:
     try:
-        builder: Any = SparkSession.builder.remote(master)
-        return builder.config(map=dict(own)).getOrCreate()
+        builder = SparkSession.builder.remote(master)
+        for name, value in own.items():
+            builder = builder.config(name, value)
+        return builder.getOrCreate()
     except ImportError as error:
         raise Misuse(f"{master} is Spark Connect: pip install 'onefold[connect]' ({error})", master=master) from error
     except PySparkException as error:
@@ -263,7 +268,7 @@ def cores(spark: SparkSession) -> int:
     if not is_connect(spark):
         return int(spark.sparkContext.defaultParallelism)
     if spark not in _cores:  # a range is cut into as many parts
-        _cores[spark] = int(spark.range(1 << 16).agg(F.count_distinct(F.spark_partition_id())).collect()[0][0])
+        _cores[spark] = spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
     return _cores[spark]
 
 
@@ -282,7 +287,7 @@ def java_version(spark: SparkSession) -> str:
 def query_id(spark: SparkSession) -> str:
     """The id of the stream whose batch this thread works on, which its checkpoint keeps; empty outside of one."""
     if is_connect(spark):
-        return ""
+        raise Misuse("Spark Connect does not tell which stream a batch is of: use a classic session, or send_batch")
     return str(spark.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
 
 

@@ -47,7 +47,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
-from onefold.spark.columns import CORRUPT, ChainColumns, RoleColumns, in_order, milliseconds, packed, quoted
+from onefold.spark.columns import CORRUPT, ChainColumns, RoleColumns, in_order, listed, milliseconds, packed, quoted
 from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.fingerprints import hashable, null_masks
 from onefold.spark.gaps import missing_ranges
@@ -496,7 +496,9 @@ def advise_window(
     if chains is None and all(name in df.columns for _, name in ChainColumns(arrival=None).named):
         chains = ChainColumns(arrival=None)
     columns = WindowColumns(key=_key(key, chains), time=time, order=order)
+    df = columns.added_to(df)
     columns.check(df)
+    columns = columns.of(df)
     say("looking at the columns")
     usable = usable_rows(df, columns)
     say("measuring lags")
@@ -534,10 +536,8 @@ def advise_window(
 
 
 def _key(key: Iterable[str] | None, chains: ChainColumns | None) -> tuple[str, ...] | None:
-    if isinstance(key, str):
-        raise Misuse(f"key is a list of names, not {key!r}", key=key)
     if key is not None:
-        return tuple(dict.fromkeys(key))
+        return tuple(dict.fromkeys(listed(key)))
     if chains is None:
         return None
     return (*chains.key, *(name for name in (chains.timestamp, chains.sequence) if name is not None))

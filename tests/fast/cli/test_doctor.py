@@ -54,13 +54,13 @@ def test_a_package_that_is_missing_or_of_another_version_is_a_finding(monkeypatc
     def version(name: str) -> str:
         if name == "pyarrow":
             raise PackageNotFoundError(name)
-        return {"pyspark": "3.5.1", "pandas": "2.3.3"}[name]
+        return {"pyspark": "3.4.1", "pandas": "2.3.3"}[name]
 
     monkeypatch.setattr(module, "version", version)
     advice = {finding.name: finding.advice for finding in examine() if finding.name in PACKAGES}
     assert advice == {
-        "pyspark": "pip install 'onefold[spark]' (needs 4.3 or newer, below 4.4)",
-        "pyarrow": "pip install 'onefold[spark]' (needs 26 or newer)",
+        "pyspark": "pip install 'onefold[spark]' (needs 3.5 or newer)",
+        "pyarrow": "pip install 'onefold[spark]' (needs 14 or newer)",
         "pandas": "",
     }
 
