@@ -64,7 +64,7 @@ MEMORY_BYTES_MIN: Final = 2 * GIB
 DISK_BYTES_MIN: Final = 1 * GIB
 """What a shuffle of some million rows takes; larger inputs need about their own size."""
 
-PACKAGES: Final = {"pyspark": (3, 5), "pyarrow": (14,), "pandas": (1, 5)}
+PACKAGES: Final = {"pyspark": (3, 5), "pyarrow": (14, 0, 1), "pandas": (1, 5, 3)}
 """The lowest versions that the extra ``spark`` asks for."""
 
 
@@ -121,7 +121,7 @@ def examine() -> Iterator[Finding]:
         except PackageNotFoundError:
             yield Finding(name, "not installed", advice)
             continue
-        numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
+        numbers = tuple(int(part) for part in installed.split(".")[:3] if part.isdigit())
         yield Finding(name, installed, "" if least <= numbers else advice)
     try:
         jdk = java.find()

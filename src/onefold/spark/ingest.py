@@ -135,7 +135,7 @@ def open_source(spark: SparkSession, source: SourceSpec, columns: Named, *, coun
             opened = _open_files(Reading(spark, source, columns, kind, options), count)
         else:
             why = f"what a source of format {source.format!r} holds is known from its reader alone"
-            opened = OpenSource(_loaded(spark.read.options(**options), kind, source.path), Manifest(why_not=why))
+            opened = OpenSource(_loaded(spark, spark.read.options(**options), kind, source.path), Manifest(why_not=why))
         opened = replace(opened, rows=columns.added_to(opened.rows))
         columns.check(opened.rows)
         _refuse_words(opened.rows, columns)
@@ -205,14 +205,18 @@ def open_stream(
             _refuse_words(part.read(spark.read, source.path, reading.manifest.aside), columns)
             opened = OpenedStream(part.read(reader, source.path, aside), reading.files, header)
         else:
-            opened = OpenedStream(_loaded(reader, kind, source.path))
+            opened = OpenedStream(_loaded(spark, reader, kind, source.path))
         opened = replace(opened, rows=columns.added_to(opened.rows))
         columns.check(opened.rows)
     return opened
 
 
-def _loaded(reader: Any, kind: str, path: str) -> DataFrame:
-    return reader.table(path) if kind == TABLE else reader.format(kind).load(path)  # type: ignore[no-any-return]
+def _loaded(spark: SparkSession, reader: Any, kind: str, path: str) -> DataFrame:
+    if kind != TABLE:
+        return reader.format(kind).load(path)  # type: ignore[no-any-return]
+    if not spark.catalog.tableExists(path):
+        raise Misuse(f"there is no table {path}, nor a file of that name", path=path)
+    return reader.table(path)  # type: ignore[no-any-return]
 
 
 def is_table_name(text: str) -> bool:
@@ -230,8 +234,6 @@ def is_table_name(text: str) -> bool:
 def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str, dict[str, str]]]:
     """The format as Spark calls it, and its options; and one clear line for whatever Spark says of the source."""
     is_pattern = any(char in source.path for char in "*?[{")
-    if source.format == TABLE and not spark.catalog.tableExists(source.path):
-        raise Misuse(f"there is no table {source.path}, nor a file of that name", path=source.path)
     is_path = source.path and source.format != TABLE and "://" not in source.path and not is_pattern
     if is_path and not Place(spark, source.path).exists():
         raise Misuse(f"there is nothing at {source.path}", path=source.path)
