@@ -173,7 +173,9 @@ def _is_column(value: object) -> bool:
 
 def _spelling(df: DataFrame, name: str) -> str:
     """A column as the table spells it: exactly so, else in any case."""
-    own = None if name in df.columns or isinstance(name, Computed) else _in_any_case(df.columns, name)
+    if name in df.columns:
+        return str(name) if isinstance(name, Computed) else name  # an expression does not travel to tasks
+    own = None if isinstance(name, Computed) else _in_any_case(df.columns, name)
     return name if own is None else own
 
 
