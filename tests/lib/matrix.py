@@ -38,11 +38,11 @@ def requirements(name: str) -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = [*project["dependencies"], *extras["spark"], *extras["report"]]
-    tools = ("pytest", "pytest-timeout", "hypothesis", "pandas")
+    tools = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pandas")
     wanted += [line for line in extras["dev"] if line.partition(">")[0].partition("<")[0] in tools]
     wanted = [line for line in wanted if not line.startswith(("pyspark", "onefold"))]
     connect = "[connect]" if spark != "3.5" else ""  # the server's jar is in the package since 4.0
-    return [*wanted, f"pyspark{connect}=={spark}.*", "setuptools<81"]  # which PySpark 3.5 imports on Python 3.12
+    return [*wanted, f"pyspark{connect}=={spark}.*", "setuptools>=65,<81"]  # which PySpark 3.5 imports on Python 3.12
 
 
 def made(name: str) -> Path:

@@ -123,6 +123,8 @@ class RoleColumns:
         """The columns to add, under the names that they have here: fields of structs, and expressions."""
         added: dict[str, Column] = {}
         for _, name in self.of(df).named:
+            if _in_any_case([*added], name) is not None:  # one column to Spark
+                continue
             if isinstance(name, Computed) and name not in df.columns:
                 added[name] = name.column
             elif name not in df.columns and (field := _field(df.schema, name.split("."))) is not None:

@@ -56,6 +56,13 @@ def try_cast(column: Column, kind: str | T.DataType) -> Column:
     return F.when(number.between(F.lit(-bound).cast("decimal(38,0)"), F.lit(bound - 1)), number.cast(kind))
 
 
+def valid_utf8(text: Column) -> Column:
+    """The text, with a replacement character for what is no UTF-8."""
+    if hasattr(F, "make_valid_utf8"):
+        return F.make_valid_utf8(text)
+    return F.decode(text.cast("binary"), "UTF-8")
+
+
 def to_arrow(df: DataFrame) -> pa.Table:
     """All rows, as Arrow's columns."""
     if hasattr(DataFrame, "toArrow"):

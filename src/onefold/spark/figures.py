@@ -446,7 +446,7 @@ class Timeline:
             return None
         low, high = span.outermost
         axis = Axis.around(span.least, span.most, low, high, limits.bins_max)
-        place = F.array_position(F.lit(list(VERDICTS)), F.col(VERDICT)) - 1
+        place = F.call_function("array_position", F.lit(list(VERDICTS)), F.col(VERDICT)) - 1
         number = F.coalesce(axis.bin(at), F.lit(axis.bins)) * len(VERDICTS) + place
         counts = Counts(number, (axis.bins + 1) * len(VERDICTS), called="onefold_timeline")
         return cls(subject.axis, subject.axis_is_time, axis, counts, number)

@@ -46,7 +46,7 @@ from pyspark.sql import types as T
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.spark.columns import CORRUPT, TEXT, milliseconds, quoted, whole
-from onefold.spark.dialect import SPARK, kinds, try_cast
+from onefold.spark.dialect import SPARK, kinds, try_cast, valid_utf8
 from onefold.spark.engine import Named
 from onefold.spark.files import (
     FOOTED,
@@ -570,7 +570,7 @@ class JsonTable:
             for name, spellings in self.keys.items()
             if name.lower() not in hidden
         ]
-        return rows.select(*columns, F.when(~F.col("sound"), F.make_valid_utf8(VALUE)).alias(CORRUPT), *others)
+        return rows.select(*columns, F.when(~F.col("sound"), valid_utf8(F.col(VALUE))).alias(CORRUPT), *others)
 
     def _cell(self, name: str, key: str, cell: str) -> Column:
         """The value of a key. A number with a fraction went through a double; as text it is looked up in its line."""

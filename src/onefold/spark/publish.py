@@ -174,7 +174,8 @@ class Books:
         self._answers = answers
         verdicts, reasons = ([str(answer[part]) for answer in answers] for part in (0, 1))
         places = [
-            F.array_position(F.lit(words), F.col(name)) for words, name in ((verdicts, VERDICT), (reasons, REASON))
+            F.call_function("array_position", F.lit(words), F.col(name))
+            for words, name in ((verdicts, VERDICT), (reasons, REASON))
         ]
         # By where its verdict and its reason stand first, from 1: a pair that is no answer has another number.
         self._numbers = {

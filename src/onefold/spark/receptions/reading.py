@@ -281,7 +281,7 @@ def _cut(data: Column, start: int, size: int) -> Column:
 
 
 def _slice(data: Column, start: Column, size: Column) -> Column:
-    return F.substring(data, start + 1, F.greatest(size, F.lit(0)))
+    return data.substr(start + 1, F.greatest(size, F.lit(0)))
 
 
 def _byte(data: Column, at: int) -> Column:

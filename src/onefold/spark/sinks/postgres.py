@@ -46,7 +46,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import BadInput, Misuse, StaleWrite
 from onefold.spark.columns import quoted
-from onefold.spark.dialect import kinds
+from onefold.spark.dialect import kinds, valid_utf8
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.publish import ORDER, Strategy
@@ -344,5 +344,5 @@ def _text(field: T.StructField) -> Column:
     if issubclass(kind, NESTED):
         # An escaped NUL, but not an escaped backslash with u0000 after it.
         json = F.to_json(column, {"ignoreNullFields": "false"})
-        return F.make_valid_utf8(F.regexp_replace(json, r"(?<!\\)((?:\\\\)*)\\u0000", f"$1{NO_TEXT}"))
-    return F.make_valid_utf8(F.replace(column.cast("string"), F.lit("\0"), F.lit(NO_TEXT)))
+        return valid_utf8(F.regexp_replace(json, r"(?<!\\)((?:\\\\)*)\\u0000", f"$1{NO_TEXT}"))
+    return valid_utf8(F.replace(column.cast("string"), F.lit("\0"), F.lit(NO_TEXT)))
