@@ -46,6 +46,7 @@ nothing comes out of a job it forgets what was seen on the way.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -303,7 +304,8 @@ class Counts:
 
     def __init__(self, number: Column, values_max: int, *, called: str) -> None:
         self._seen = Observation(called)
-        self._cell = F.histogram_numeric(number, F.lit(2 * values_max))
+        # As text: before Spark 4.1, arrays that were observed stay in the JVM.
+        self._cell = F.to_json(F.histogram_numeric(number, F.lit(2 * values_max)))
         self.is_watching = False
 
     def watch(self, df: DataFrame, **more: Column) -> DataFrame:
@@ -318,8 +320,8 @@ class Counts:
         if not figures:
             return None
         counts = Counter[int]()
-        for number, count in figures["counts"] or ():
-            counts[round(number)] += round(count)
+        for bin_ in json.loads(figures["counts"] or "[]"):
+            counts[round(bin_["x"])] += round(bin_["y"])
         return dict(counts)
 
     def seen(self, name: str) -> Any:
