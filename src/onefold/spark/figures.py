@@ -406,11 +406,12 @@ class Span(NamedTuple):
 
     least: int | None
     most: int | None
-    outermost: list[int] | None
+    outermost: str | None
+    """Both with a comma between: before Spark 4.1 an array that was observed stays in the JVM."""
 
     @staticmethod
     def cells(at: Column) -> dict[str, Column]:
-        quantiles = F.percentile_approx(at, list(OUTERMOST), ACCURACY)
+        quantiles = F.array_join(F.percentile_approx(at, list(OUTERMOST), ACCURACY), ",")
         return dict(zip(Span._fields, (F.min(at), F.max(at), quantiles), strict=True))
 
     @staticmethod
@@ -444,7 +445,7 @@ class Timeline:
             span = Span(*spanned.agg(*Span.cells(at).values()).collect()[0])
         if span.least is None or span.most is None or span.outermost is None:
             return None
-        low, high = span.outermost
+        low, high = map(int, span.outermost.split(","))
         axis = Axis.around(span.least, span.most, low, high, limits.bins_max)
         place = F.call_function("array_position", F.lit(list(VERDICTS)), F.col(VERDICT)) - 1
         number = F.coalesce(axis.bin(at), F.lit(axis.bins)) * len(VERDICTS) + place
