@@ -29,6 +29,7 @@ from onefold.spark import (
 from onefold.spark import run as jobs
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.dialect import SPARK, from_arrow
+from onefold.spark.figures import Figures
 from onefold.spark.ids import IdColumns, IdsEngine
 from onefold.spark.ingest import SourceSpec
 
@@ -141,7 +142,7 @@ def test_tables_of_the_catalogue_are_checked_judged_published_and_explained(spar
         df.write.saveAsTable("every.events")
         source, engine = SourceSpec(path="every.events", format="table"), ChainsEngine(columns=CHAINED)
         found = jobs.check(spark, source, engine, say=lambda step: None)
-        done = jobs.run(spark, source, engine, str(tmp_path / "out"), say=lambda step: None)
+        done = jobs.run(spark, source, engine, str(tmp_path / "out"), figures=Figures(), say=lambda step: None)
         assert found.tally == done.tally
         assert done.tally.received == len(table)
         assert done.audit.agrees
