@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 Clock: TypeAlias = Callable[[], int]
+SECONDS_BELOW: Final = 100_000_000_000
+"""Milliseconds until March 1973: times that all lie before were hardly meant as such."""
 
 
 def wall_ms() -> int:

@@ -108,7 +108,7 @@ IDS: Final = Only(engine="ids")
 COMPARED: Final = Only(engine=("producers", "ids"))
 LORAWAN: Final = Only(engine="lorawan")
 FLAT: Final = Only(engine="lorawan", shape="flat")
-TIMED: Final = Only(engine=("lorawan", "ids"), shape="flat")
+TIMED: Final = Only(engine=("lorawan", "ids", "producers"), shape="flat")
 
 
 class Table(BaseModel):
@@ -225,14 +225,15 @@ class Judge(Table):
     """Of producers and ids: the column that says in which order rows are judged, such as the offset in a log, or a
     time. Null comes before all others. "none": in the order of their sequences, or of their times."""
     epoch: Annotated[MaybeName, PRODUCERS] = None
-    """Of producers: the column with the epoch; a row whose epoch is below that of an earlier one is rejected. "none":
-    there is no such column."""
+    """Of producers: the column with the epoch; a row whose epoch is below that of an earlier one is rejected, and the
+    sequence goes on from epoch to epoch. (Where it begins anew with each, the epoch is part of the producer's name.)
+    "none": there is no such column."""
     payload: Annotated[tuple[Name, ...], Strict(False), COMPARED] = ()
     """Of producers and ids: the columns that hold the content; two rows of one sequence or id that differ in it are a
     conflict."""
-    memory: Annotated[Literal["highest", "gaps"], PRODUCERS] = "highest"
+    memory: Annotated[Literal["auto", "highest", "gaps"], PRODUCERS] = "auto"
     """Of producers: "highest": what is not above the highest sequence is a repeat. "gaps": a lower one that was never
-    seen is new."""
+    seen is new. "auto": "gaps" with a time, else "highest"."""
     shape: Annotated[Literal["auto", "flat", "onefold", "bridge", "lns", "chirpstack", "table"], LORAWAN] = "auto"
     """Of lorawan: how receptions are stored. "auto": each row says it itself; our own log, events of a gateway bridge,
     of a Basics Station or of ChirpStack, one JSON object a row, or a table of receptions. "flat": a table with the
@@ -243,7 +244,9 @@ class Judge(Table):
     """Of lorawan, flat: the column with the station that heard it."""
     time: Annotated[MaybeName, TIMED] = None
     """Of ids: the column that says when the event happened, the same for all of its copies: by it ids are forgotten.
-    "none": the clock of the runs or batches stands in. Of lorawan, flat: the column that says when a frame was heard:
+    "none": the clock of the runs or batches stands in. Of producers: the column that says when a message was made, the
+    same for all of its copies: where the sequence falls and the time rises, the counter restarted, and its epochs are
+    told apart. "none": it never does. Of lorawan, flat: the column that says when a frame was heard:
     the order of judgement; "none": time_ms. In milliseconds, or as a time."""
     kind: Annotated[MaybeName, FLAT] = "kind"
     """Of lorawan, flat: the column that says "data" or "join". "none": all are data."""

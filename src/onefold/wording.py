@@ -46,6 +46,8 @@ ENGINES: Final[Mapping[str, EngineWords]] = {
             'With memory = "highest" a lower sequence that was never stored is a repeat too, as published; with '
             'memory = "gaps" it counts while its gap is remembered.',
             "Forgetting makes unsure, never first.",
+            "With a time, by which counters may restart: exact in a table if the clock of a producer never steps back; "
+            "what was lost right before or after a restart leaves no trace.",
         ),
     ),
     "ids": EngineWords(

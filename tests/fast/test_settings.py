@@ -310,7 +310,7 @@ def test_ids_have_keys_of_their_own(pipeline):
     ]
     assert refusal(pipeline, PATHS + '[judge]\nid = ["x"]\ntime = "ts"\n') == [
         'pipeline.toml: judge.id: is ["x"], which needs judge.engine = "ids"',
-        'pipeline.toml: judge.time: is "ts", which needs judge.engine = "lorawan" or "ids"',
+        'pipeline.toml: judge.time: is "ts", which needs judge.engine = "lorawan" or "ids" or "producers"',
     ]
     assert refusal(pipeline, PATHS + '[judge]\nengine = "lorawan"\ntime = "ts"\n') == [
         'pipeline.toml: judge.time: is "ts", which needs judge.shape = "flat"'

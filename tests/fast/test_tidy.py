@@ -19,7 +19,7 @@ SOURCES = sorted((ROOT / "src" / "onefold").rglob("*.py"))
 PURE = {
     "ids": {"rules", "columns"},
     "chains": {"rules", "in_order", "columns"},
-    "producers": {"rules", "records", "state"},
+    "producers": {"rules", "records", "restarts", "state"},
     "lorawan": {"rules", "frames", "columns"},
     "outbox": {"plans"},
     "reconcile": {"items", "codec", "session"},

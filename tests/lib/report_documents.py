@@ -146,10 +146,11 @@ def diff() -> dict[str, Any]:
     """Two tables of a million rows with a few differences."""
     return {
         "equal": False, "rows_a": 1_000_000, "rows_b": 999_990, "fingerprint_a": "a1" * 12, "fingerprint_b": "b2" * 12,
-        "ranges": 4_096, "ranges_differing": 17, "only_a": 12, "only_b": 2, "differing": 3, "repeated_a": 0,
-        "repeated_b": 0, "copied": 0,
+        "ranges": 4_096, "ranges_differing": 17, "only_a": 12, "only_b": 2, "differing": 3, "doubled": 1,
+        "repeated_a": 0, "repeated_b": 1, "copied": 0,
         "shown": {"only_a": [{"id": i} for i in range(10)], "only_b": [{"id": 77}, {"id": 78}], "differing": [
-            {"id": 5, "differs_in": ["body"], "row_a": {"body": "x"}, "row_b": {"body": "y"}}]},
+            {"id": 5, "differs_in": ["body"], "row_a": {"body": "x", "n": 1}, "row_b": {"body": "y", "n": 1}}],
+            "doubled": [{"id": 6, "rows_a": 1, "rows_b": 3}]},
     }  # fmt: skip
 
 

@@ -109,6 +109,8 @@ def test_what_is_no_run_is_refused_in_one_line(traffic, tmp_path, spark):
     pipeline(tmp_path, traffic)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "run.json").touch()
     for words, said in [
         ((tmp_path / "empty",), "is not a complete run: it holds no run.json"),
         ((tmp_path / "by-hand",), "does not name the run's source"),

@@ -189,14 +189,20 @@ def test_by_key_each_key_is_missing_surplus_differing_or_the_same(spark, monkeyp
         assert alone(found) == [
             sum((ours[key] for key in ours.keys() - theirs.keys()), Counter()) for ours, theirs in ((a, b), (b, a))
         ]
-        shared = {key for key in a.keys() & b.keys() if a[key] != b[key]}
+        more = {key: (a[key] - b[key], b[key] - a[key]) for key in a.keys() & b.keys()}
+        changed = {key for key, (ours, theirs) in more.items() if ours and theirs}
+        doubled = {key: (a[key].total(), b[key].total()) for key in more if a[key].total() != b[key].total()}
         differing = found.differing.collect()
-    assert {(row.c, row.k) for row in differing} == shared
-    assert found.summary.differing == len(shared)
-    for side, ours, theirs in (("row_a", a, b), ("row_b", b, a)):
-        rows = Counter(told((r.c, r.k, *r[side])) for r in differing if r[side] is not None)
-        assert rows == sum((ours[key] - theirs[key] for key in shared), Counter())
-    for row in (r for r in differing if r.row_a is not None and r.row_b is not None):
+        assert {(row.c, row.k): (row.rows_a, row.rows_b) for row in found.doubled.collect()} == doubled
+        assert found.doubled.count() == len(doubled)
+    assert {(row.c, row.k) for row in differing} == changed
+    assert (found.summary.differing, found.summary.doubled) == (len(changed), len(doubled))
+    for key in changed:
+        pairs = [row for row in differing if (row.c, row.k) == key]
+        assert len(pairs) == min(rows.total() for rows in more[key])
+        for side, rows in zip(("row_a", "row_b"), more[key], strict=True):
+            assert Counter(told((*key, *row[side])) for row in pairs) <= rows
+    for row in differing:
         ours, theirs = told((0, 0, *row.row_a)), told((0, 0, *row.row_b))
         assert row.differs_in == [name for name, x, y in zip("sv", ours[2:], theirs[2:], strict=True) if x != y]
 

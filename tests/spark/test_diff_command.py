@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from onefold.cli.check import format_of
+from onefold.cli.mistakes import format_of
 from tests.lib.commands import here as onefold
 
 
@@ -46,6 +46,26 @@ def test_the_command_finds_writes_and_repairs_and_then_finds_nothing_to_copy(spa
     assert again.returncode == 1
     assert (json.loads(again.stdout)["copied"], json.loads(again.stdout)["shown"]["only_b"]) == (0, [{"id": 5}])
     assert "only in B: id 5" in again.stderr
+
+
+def test_doubled_and_changed_rows_are_told_apart_and_named_on_the_page(spark, tmp_path):
+    rows = [(id, "paid" if id != 4 else "a" * 90) for id in range(1, 7)]
+    a = folder_of(tmp_path / "a", rows)
+    changed = {3: "cancelled", 4: "a" * 90 + "!"}
+    b = folder_of(tmp_path / "b", [(id, changed.get(id, name)) for id, name in [*rows, rows[1], rows[1], rows[4]]])
+    done = onefold("diff", a, b, "--key", "id", "--out", tmp_path / "out", "--json", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert (document["differing"], document["doubled"], document["only_a"], document["only_b"]) == (2, 2, 0, 0)
+    assert "2 keys with other content, 2 keys more often in one of them" in done.stderr
+    assert "differs: id 3: name: paid -> cancelled" in done.stderr
+    assert "a -> ...aaaaaaaaaaaa!" in done.stderr
+    assert "doubled: id 2: 1 in A, 3 in B" in done.stderr
+    doubled = pq.read_table(tmp_path / "out" / "doubled").to_pylist()
+    assert {row["id"]: (row["rows_a"], row["rows_b"]) for row in doubled} == {2: (1, 3), 5: (1, 2)}
+    assert onefold("report", tmp_path / "out", cwd=tmp_path).returncode == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "id 3: name: paid -&gt; cancelled" in page
+    assert "id 5: 1 in A, 2 in B" in page
 
 
 def test_equal_tables_of_other_formats_are_equal(spark, tmp_path):

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -310,6 +311,7 @@ def test_a_run_publishes_audits_and_shows_ids(spark, events):
     assert (result.audit.ids, result.audit.twice, result.audit.repeats, result.audit.orphans) == (300, 0, 58, 0)
     assert result.figures is not None
     assert len(result.figures["worst_keys"]) == 20
+    assert result.figures["lags"]["count"] == 58  # by ISO text
     assert sum(map(sum, result.figures["timeline"]["bins"])) + sum(result.figures["timeline"]["outside"]) == 361
     assert [line["reason"] for line in result.figures["rejects"]] == ["conflict", "null_id"]
     document = explain(spark, str(events / "out"), ["e50"], judging=IDS)
@@ -354,6 +356,60 @@ buckets = {buckets}
 
 def write_pipeline(folder, judge="", more="", buckets=32):
     (folder / "pipeline.toml").write_text(PIPELINE.format(judge=judge, more=more, buckets=buckets))
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_check_answers_what_people_ask_of_copies(tmp_path):
+    """Against the truth of the simulator: how many, from where, how late, which windows, which contradictions."""
+    words = ("--rows", "5000", "--files", "3", "--conflicts", "0.1", "--seed", "3")
+    assert onefold("simulate", "sim", "--ids", *words, cwd=tmp_path).returncode == 0
+    truth = pq.read_table(tmp_path / "sim" / "truth" / "rows.parquet").to_pylist()
+    ids = [line["event_id"] for file in sorted((tmp_path / "sim" / "messages").glob("*"))
+           for line in map(json.loads, file.read_text().splitlines())]  # fmt: skip
+    copies = [row for row in truth if row["verdict"] != "FIRST"]
+    done = onefold(
+        "check", tmp_path / "sim" / "messages", "--id", "event_id", "--order", "ingested_at", "--payload",
+        "status,amount", "--json", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    assert found["tally"]["repeat"] == sum(row["verdict"] == "REPEAT" for row in truth)
+    answers = found["copies"]
+    assert (answers["copies"], answers["ids"]) == (len(copies), len({row["of"] for row in copies}))
+    often = Counter(ids[row["offset"]] for row in copies)
+    assert [each["copies"] for each in answers["worst"]] == sorted(often.values(), reverse=True)[:20]
+    assert all(often[each["id"]["event_id"]] == each["copies"] for each in answers["worst"])
+    part = [f"part-{i:05}.jsonl" for i in range(3) for _ in range(5000 * (i + 1) // 3 - 5000 * i // 3)]
+    places = Counter((part[row["of"]], part[row["offset"]]) for row in copies)
+    assert {(each["first"], each["copy"]): each["copies"] for each in answers["from"]} == places
+    lags = sorted(row["lag_ms"] for row in copies)
+    assert answers["lags"]["within"] == [[ms, sum(lag <= ms for lag in lags)] for ms, _ in answers["lags"]["within"]]
+    for window in answers["lags"]["windows"]:
+        exact = int(np.quantile(lags, window["share"], method="inverted_cdf"))
+        assert exact <= window["window_ms"] <= exact * (1 + 1 / 2048)
+        assert window["caught"] == sum(lag <= window["window_ms"] for lag in lags)
+    differs = Counter(row["differs"] for row in copies if row["differs"])
+    assert answers["conflicts"]["columns"] == differs
+    assert answers["conflicts"]["copies"] == differs.total()
+    assert "with other content than the first, in: status (" in done.stderr
+    assert " -> " in done.stderr
+
+
+@pytest.mark.usefixtures("spark")
+def test_what_a_check_cannot_say_of_copies_it_says(tmp_path):
+    lines = [{"h": {"id": n % 4}, "n": n, "source": f"s{n % 2}"} for n in range(6)]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = onefold("check", tmp_path / "in.jsonl", "--id", "h.id", "--json", cwd=tmp_path)
+    answers = json.loads(done.stdout)["copies"]
+    assert (answers["copies"], answers["ids"], answers["through"]) == (2, 2, "source")
+    assert {(each["first"], each["copy"]) for each in answers["from"]} == {("s0", "s0"), ("s1", "s1")}
+    assert "--order COLUMN would tell" in answers["lags"]["why_not"]
+    done = onefold("check", tmp_path / "in.jsonl", "--id", "h.id", "--order", "n", "--json", cwd=tmp_path)
+    assert "is no time" in json.loads(done.stdout)["copies"]["lags"]["why_not"]
+    done = onefold("check", tmp_path / "in.jsonl", "--id", "n", "--json", cwd=tmp_path)
+    assert (done.returncode, json.loads(done.stdout)["copies"]) == (0, {"copies": 0, "ids": 0, "through": "source"})
+    assert "nothing was found" in done.stderr
+    assert "clean" not in done.stderr
 
 
 @pytest.mark.usefixtures("spark")

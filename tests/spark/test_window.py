@@ -7,7 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from onefold import IdDetector
 from onefold.errors import Misuse
+from onefold.report.advice import recommendation
 from onefold.spark.columns import ChainColumns
 from onefold.spark.window import (
     FIRST,
@@ -225,3 +227,43 @@ def test_misuse_is_named_before_a_row_is_read(spark, options, said):
 def test_a_table_of_nothing_but_times_has_no_ids(spark):
     with pytest.raises(Misuse, match="no column beside 'arrival'"):
         WindowColumns().id(spark.createDataFrame([], "arrival long"))
+
+
+def test_a_window_of_ids_by_a_shared_time_is_what_each_copy_is_behind(spark):
+    """Against rows that are judged one by one: how far behind the newest time, and what that makes of late events."""
+    rng = np.random.default_rng(7)
+    shared = START + rng.integers(0, 3_600_000, 2_000)
+    ids = np.concatenate([np.arange(2_000), rng.integers(0, 2_000, 500)])
+    ts = shared[ids]
+    came = ts + rng.exponential(60_000, len(ids)).astype(np.int64)
+    came[2_000:] += rng.exponential(600_000, 500).astype(np.int64)
+    turn = np.lexsort((ids, ts, came))
+    table = pa.table({"id": ids[turn], "ts": ts[turn], "at": np.arange(len(ids))})
+    advice = advise_window(spark.createDataFrame(table).repartition(3), key=["id"], time="ts", order="at", engine="ids")
+    newest, known = 0, set[int]()
+    copies: list[int] = []
+    firsts: list[int] = []
+    for id, time in zip(ids[turn].tolist(), ts[turn].tolist(), strict=True):
+        newest = max(newest, time)
+        (copies if id in known else firsts).append(newest - time)
+        known.add(id)
+    assert (advice.ids, advice.copies, advice.apart) == (2_000, 500, 0)
+    for window in advice.windows:
+        assert window.window_ms == quantile(copies, window.share)
+        assert window.caught == sum(late <= window.window_ms for late in copies)
+        assert window.unsure == sum(late > window.window_ms for late in firsts)
+        assert window.bytes == 16 * window.ids
+        ids_seen = IdDetector(window_ms=window.window_ms)
+        judged = [ids_seen.judge(id, time) for id, time in zip(ids[turn].tolist(), ts[turn].tolist(), strict=True)]
+        answers = Counter(map(str, judged))
+        assert answers["FIRST new"] <= 2_000
+        assert answers["REPEAT seen"] >= window.caught
+        assert answers["UNSURE forgotten"] <= window.leaked + window.unsure
+        assert window.ids >= busiest(shared, window.window_ms)
+
+
+def test_copies_with_another_time_are_named_and_a_shared_time_alone_is_not_enough(spark):
+    rows = spark.createDataFrame([("a", 5, 1), ("a", 6, 2), ("b", 7, 3), ("b", 7, 4)], "id string, ts long, at long")
+    assert advise_window(rows, key=["id"], time="ts", order="at", engine="ids").apart == 1
+    alone = advise_window(rows.where("id = 'b'"), key=["id"], time="ts", engine="ids").to_dict()
+    assert "name the column of when a row came in, --order COLUMN" in recommendation(alone)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError
 from typer import Argument, Exit, Option
 
+from onefold.cli.mistakes import refuse_path, refuse_run
 from onefold.cli.output import AsJson, local_folder, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import agreement
@@ -29,21 +30,24 @@ def audit(
     Exit 1 if there is anything, 0 if all agrees. A repeat that has no first by the rule of its reason is a finding too:
     it counts nowhere.
     """
-    from onefold.cli.pipeline import opened
+    from onefold.cli.pipeline import opened, refuse_pipeline
     from onefold.spark.audits import audit_run, books, books_differ, keep_in, kinds_folder
     from onefold.spark.files import Manifest, Place, located
     from onefold.spark.ingest import open_source
     from onefold.spark.publish import MANIFEST
     from onefold.spark.signature import refuse_overlap
 
+    refuse_path(run)
+    settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
+    if settings.publish.format != "parquet":
+        raise Misuse(f"{run}: published as {settings.publish.format}, only parquet can be audited", run=run)
+    path = settings.publish.path if run.endswith(".toml") else run
+    refuse_run(path)
+    refuse_pipeline(settings)
+    written = [] if out is None else [("--out", out)]
+    refuse_overlap([("the source", settings.source.path), ("the run", path)], written)
     with progress(people) as say:
         say("starting Spark")
-        settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
-        if settings.publish.format != "parquet":
-            raise Misuse(f"{run}: published as {settings.publish.format}, only parquet can be audited", run=run)
-        path = settings.publish.path if run.endswith(".toml") else run
-        written = [] if out is None else [("--out", out)]
-        refuse_overlap([("the source", settings.source.path), ("the run", path)], written)
         spark, source, judging = opened(settings)
         output = Place(spark, path)
         if out is not None:

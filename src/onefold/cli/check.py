@@ -1,26 +1,22 @@
 """``onefold check``: what is wrong with a data set, without writing anything."""
 
-import csv
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
+from rich.text import Text
 from typer import Argument, Exit, Option
 
+from onefold.cli.mistakes import format_of, refuse_mistakes
+from onefold.cli.options import ReaderOption, names_of, reader_options
 from onefold.cli.output import emit_json, people, progress
-from onefold.decoding import read_json
-from onefold.errors import BadInput, Misuse
-from onefold.report import agreement, text
+from onefold.errors import Misuse
+from onefold.report import advice, agreement, text
 from onefold.tally import Tally
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from onefold.spark.engine import Engine
 
-_FORMATS = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc", ".parquet": "parquet"}
 _KEY = "stream,partition,publisher,chain"
 GAP_COUNT_MAX = 10_000
 """As the engines have it by default."""
@@ -55,7 +51,13 @@ _Order: TypeAlias = Annotated[
     str, Option(help='Of ids and producers: column of the order, such as the arrival, or "none".')
 ]
 _Epoch: TypeAlias = Annotated[
-    str, Option(help='Of producers: column of the epoch, which rises at a restart, or "none".')
+    str, Option(help='Of producers: column of the epoch; a row of an older one is rejected; or "none".')
+]
+_Time: TypeAlias = Annotated[
+    str,
+    Option(
+        help='Of producers whose counters restart: column of the time of a message, which its copies share, or "none".'
+    ),
 ]
 _Payload: TypeAlias = Annotated[
     str, Option(help='Of ids and producers: columns of the content; a copy that differs is a conflict; or "none".')
@@ -85,6 +87,7 @@ def check(
     ],
     id: _Id = None,
     format: _Format = "auto",
+    option: ReaderOption = None,
     key: _Key = _KEY,
     timestamp: _Number = "timestamp",
     sequence: _Sequence = None,
@@ -95,6 +98,7 @@ def check(
     producer: Producer = None,
     order: _Order = "none",
     epoch: _Epoch = "none",
+    time: _Time = "none",
     payload: _Payload = "none",
     memory: Annotated[
         Literal["highest", "gaps"], Option(help="Of producers: is a lower sequence that was never seen new?")
@@ -112,6 +116,9 @@ def check(
     What do your rows have? An id: --id event_id. A source and a running number: --key device --sequence n. A number and
     that of the one before: --key device --number ts --previous prev_ts.
 
+    Of ids it says how many copies there are, of which ids, from which files; with --order received_at, when a row came
+    in, also how late they come and which window would catch them; with --payload status,amount which contradict.
+
     What cannot be told from these columns, such as a loss where no row names its previous one, is said, with the option
     that would tell it; then the data set is not called clean.
     """
@@ -121,20 +128,33 @@ def check(
 
     given = Given(
         id, key, timestamp, sequence, previous_timestamp, previous_sequence, arrival, floor, producer, order, epoch,
-        payload, memory, jump_max, gap_count_max,
+        time, payload, memory, jump_max, gap_count_max,
     )  # fmt: skip
     engine = given.engine()
     kind = format_of(path) if format == "auto" else format
-    with _columns_in_options(path, engine):
-        if kind != "table":
-            refuse_mistakes(path, kind, engine)
+    options = reader_options(option)
+    try:
+        table = refuse_mistakes(path, kind, engine.reads, options, master=master)
+    except Misuse as error:
+        if given.is_silent and error.values.get("role") == "key":
+            raise what_names(path, error.values["columns"]) from None
+        raise
     with progress(people) as say:
         say("starting Spark")
         spark = session(master)
-        source = SourceSpec(path=path, format=kind, bad_files=bad_files, partition_types=partition_types)
-        with _columns_in_options(path, engine):
-            result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
-    if _show_findings(result, json):
+        source = SourceSpec(
+            path=path,
+            format=kind,
+            options=options,
+            bad_files=bad_files,
+            partition_types=partition_types,
+            probed=table is not None,
+        )
+        result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
+    has_findings = _show_findings(result, json)
+    for untold in (each for each in result["cannot_tell"] if each["option"] == "time"):
+        people.lines(text.foreign(f"try: {_command(path, engine, {'time': untold['value']})}", text.LINE_MAX))
+    if has_findings:
         raise Exit(1)
 
 
@@ -152,10 +172,16 @@ class Given(NamedTuple):
     producer: str | None
     order: str
     epoch: str
+    time: str
     payload: str
     memory: Literal["highest", "gaps"]
     jump_max: int
     gap_count_max: int
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing says what names a message."""
+        return self.id is self.producer is None and self.key == _KEY
 
     def engine(self) -> "Engine":
         """The engine that follows from the columns that are named; `Misuse` names an option of another one."""
@@ -180,6 +206,7 @@ class Given(NamedTuple):
             "--memory": (self.memory, "gaps"),
             "--jump-max": (self.jump_max, 0),
             "--epoch": (self.epoch, "none"),
+            "--time": (self.time, "none"),
         }
         of_chains["--floor"] = (self.floor, "open")
         is_numbered = key != _KEY and self.sequence not in (None, "none")
@@ -200,7 +227,7 @@ class Given(NamedTuple):
         refuse_without({"--key": (key, _KEY), **of_chains}, "no --producer")
         numbered = ProducerColumns(
             producer=names_of(producer), sequence=self.sequence or "sequence", order=order, epoch=_maybe(self.epoch),
-            payload=content,
+            time=_maybe(self.time), payload=content,
         )  # fmt: skip
         bounds = {"gap_count_max": self.gap_count_max, "jump_max": self.jump_max or None}
         return ProducersEngine(columns=numbered, memory=self.memory, **bounds)  # type: ignore[arg-type]
@@ -212,7 +239,10 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
         emit_json({**result, "findings": findings})
     tally = Tally.from_dict(result["tally"])
     people.print(text.books(tally, result["engine"]))
-    people.print(text.ranges(result))
+    for part in advice.copies(result["copies"]) if "copies" in result else ():
+        people.print(part, soft_wrap=isinstance(part, Text))
+    if result["engine"] != "ids":
+        people.print(text.ranges(result))
     people.print(text.banner(tally))
     people.lines(*agreement.files_read(result["manifest"]), *text.absent(result))
     untold = text.cannot_tell(result)
@@ -222,83 +252,28 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
     return bool(findings)
 
 
-@contextmanager
-def _columns_in_options(path: str, engine: "Engine") -> Iterator[None]:
-    """Say of a column that is not there what the command could be."""
+def _command(path: str, engine: "Engine", changes: dict[str, str]) -> str:
+    """The command with these columns, by their roles, instead of its own."""
     from onefold.spark.columns import Usual
 
-    try:
-        yield
-    except Misuse as error:
-        if "role" not in error.values:
-            raise
-        chosen: dict[str, list[str]] = {}
-        for role, name in engine.columns.named:
-            if not isinstance(name, Usual):
-                chosen.setdefault(role, []).append(name)
-        wrong, required = error.values["role"], error.values["required"]
-        named = {role: ",".join(names) for role, names in chosen.items()} | {wrong: "COLUMN" if required else "none"}
-        options = (f"--{role.replace('_', '-')} {shlex.quote(name)}" for role, name in named.items())
-        command = f"onefold check {shlex.quote(path)} {' '.join(options)}"
-        raise Misuse(f"{error.values['said']}; try: {command}", **error.values) from error
-
-
-PEEK_BYTES_MAX = 64 << 20
-PEEK_FILES_MAX = 1_000
-"""What is looked at before Spark is started, which takes longer; of more, Spark itself finds what is wrong."""
-
-
-def refuse_mistakes(path: str, kind: str, engine: "Engine") -> None:
-    """Refuse a path or a column that is not there before Spark is started, as far as files of this machine tell."""
-    from pathlib import Path
-
-    from onefold.spark.columns import Usual
-
-    if "://" in path or path.startswith("file:") or any(sign in path for sign in "*?[{"):
-        return
-    if not Path(path).exists():
-        raise Misuse(f"there is nothing at {path}", path=path)
-    columns = _columns_of(Path(path), kind)
-    if not columns:
-        return
-    present = {name.lower() for name in columns}
+    chosen: dict[str, list[str]] = {}
     for role, name in engine.columns.named:
-        if not isinstance(name, Usual) and name.lower() not in present and name.split(".")[0].lower() not in present:
-            required = role in engine.columns.required  # type: ignore[attr-defined]
-            close = [f", did you mean {other!r}" for other in get_close_matches(name, columns, n=1)]
-            said = f"no column {name!r} ({role}){''.join(close)}: the columns are {', '.join(columns)}"
-            raise Misuse(said, column=name, role=role, said=said, required=required)
+        if not isinstance(name, Usual):
+            chosen.setdefault(role, []).append(name)
+    named = {role: ",".join(names) for role, names in chosen.items()} | changes
+    options = (f"--{role.replace('_', '-')} {shlex.quote(name)}" for role, name in named.items())
+    return f"onefold check {shlex.quote(path)} {' '.join(options)}"
 
 
-def _columns_of(path: "Path", kind: str) -> list[str]:
-    """The columns that any of these files has; nothing if that cannot be told quickly."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    files = [file for file in files if not any(part.startswith((".", "_")) for part in file.relative_to(path).parts)]
-    if not files or len(files) > PEEK_FILES_MAX or kind not in ("parquet", "json", "csv"):
-        return []
-    if kind != "parquet" and sum(file.stat().st_size for file in files) > PEEK_BYTES_MAX:
-        return []
-    columns: dict[str, None] = {}
-    try:
-        for file in files:
-            parts = (part.partition("=") for part in file.relative_to(path).parts[:-1])
-            columns |= {name: None for name, sign, _ in parts if sign}
-            if kind == "parquet":
-                columns |= dict.fromkeys(pq.read_schema(file).names)
-            elif kind == "csv":
-                with file.open(newline="", encoding="utf-8-sig") as lines:
-                    columns |= dict.fromkeys(next(csv.reader(lines), []))
-            else:
-                with file.open("rb") as lines:
-                    for line in lines:
-                        row = read_json(line, str(file)) if line.strip() else {}
-                        columns |= dict.fromkeys(row if isinstance(row, dict) else ())
-    except (OSError, ValueError, BadInput, pa.ArrowException, csv.Error):  # Spark says what is wrong with the file
-        return []
-    return list(columns)
+def what_names(path: str, columns: Sequence[str]) -> Misuse:
+    """The error where no column is named and none has a usual name: what the rows have is asked for."""
+    ids = ("id", "uuid", "guid", "event_id", "message_id")
+    near = next((name for name in columns if name.lower() in ids or name.lower().endswith(("_id", "uuid"))), "COLUMN")
+    return Misuse(
+        f"what names a message? The columns are {', '.join(columns)}. An id: --id {near}; a source and a running "
+        "number: --key COLUMN --sequence COLUMN; a number and that of the one before: --key COLUMN --number COLUMN "
+        f"--previous COLUMN; try: onefold check {shlex.quote(path)} --id {shlex.quote(near)}"
+    )
 
 
 def refuse_without(options: Mapping[str, tuple[object, object]], needed: str) -> None:
@@ -307,29 +282,5 @@ def refuse_without(options: Mapping[str, tuple[object, object]], needed: str) ->
             raise Misuse(f"{option} is {value!r}, which needs {needed}", option=option)
 
 
-def names_of(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
 def _maybe(name: str) -> str | None:
     return None if name == "none" else name
-
-
-def format_of(path: str) -> str:
-    """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file.
-
-    What is neither, and has a name such as ``db.events``, is a table of the catalogue. As for Spark, what begins with a
-    dot or an underscore is not there: an index has files of its own.
-    """
-    from pathlib import Path
-
-    from onefold.spark.ingest import TABLE, is_table_name
-
-    folder = Path(path)
-    if not folder.exists() and is_table_name(path):
-        return TABLE
-    if (folder / "topic.json").is_file():
-        return "onefold-log"
-    files = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
-    visible = (f for f in files if not any(part.startswith((".", "_")) for part in f.relative_to(folder).parts))
-    return next((_FORMATS[file.suffix] for file in visible if file.suffix in _FORMATS), "parquet")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from rich.text import Text
 from typer import Argument, Exit, Option
 
-from onefold.cli.check import format_of, names_of
-from onefold.cli.options import Format, ReaderOption, ServerToken, read_token, refuse
+from onefold.cli.mistakes import format_of, refuse_path
+from onefold.cli.options import Format, ReaderOption, ServerToken, names_of, read_token, reader_options, refuse
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import agreement
@@ -87,7 +87,8 @@ def diff(
     columns: Annotated[str | None, Option(help="What else must agree, with commas. Without: all.")] = None,
     hash: Annotated[Literal["xxhash64", "sha256"], Option(help="sha256: against deliberate collisions.")] = "xxhash64",
     out: Annotated[
-        str | None, Option(help="A folder for have/ (only in A), need/ (only in B) and differing/, as parquet.")
+        str | None,
+        Option(help="A folder for have/ (only in A), need/ (only in B), differing/ and doubled/, as parquet."),
     ] = None,
     repair: Annotated[bool, Option("--repair", help="Append to B the rows whose key it lacks; look again.")] = False,
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
@@ -126,12 +127,38 @@ def diff(
     if repair:
         refuse_overlap([("A", a)], [("B, which is to be repaired,", b)])
     named = [None if names is None else names_of(names) for names in (key, columns)]
+    refuse_columns(tables, named[0], named[1], master)
     with progress(people) as say:
         say("starting Spark")
         document = diff_tables(
             session(master), tables, *named, hash=hash, samples=samples, out=out, repair=repair, say=say
         )
     _show(document, agreement.compared(document), json)
+
+
+def refuse_columns(
+    tables: Sequence[DiffTable], key: Sequence[str] | None, columns: Sequence[str] | None, master: str
+) -> None:
+    """Before Spark is started, refuse tables that are not there, columns that they lack, and types that do not fit."""
+    from onefold.spark.differences import chosen, common_types
+    from onefold.spark.peek import PEEK_ROWS, peek
+
+    places = [refuse_path(table.path, master=master) for table in tables]
+    for rows_max in (PEEK_ROWS, None):  # a column may begin further down
+        a, b = (
+            None if place is None else peek(place, table.format, key or (), table.options, rows_max)
+            for place, table in zip(places, tables, strict=True)
+        )
+        if a is None or b is None:
+            return
+        try:
+            own, rest = chosen(a, b, key, columns)
+            if all(table.format == "parquet" for table in tables):
+                common_types(a, b, [name for name in (*own, *rest) if a.is_known(name) and b.is_known(name)])
+            return
+        except Misuse:
+            if a.complete and b.complete:
+                raise
 
 
 def _show(document: dict[str, Any], line: Text, json: bool) -> None:
@@ -157,7 +184,7 @@ def diff_tables(
 
     def documented(diff: Diff) -> dict[str, Any]:
         summary = diff.summary.to_dict()
-        keys = {"only_a": key, "only_b": key, "differing": None}
+        keys = {"only_a": key, "only_b": key, "differing": None, "doubled": None}
         kinds = [kind for kind in keys if summary[kind] and samples]
         return {**summary, "shown": {kind: sampled(getattr(diff, kind), keys[kind], samples) for kind in kinds}}
 
@@ -169,8 +196,11 @@ def diff_tables(
         copied = diff.summary.only_a if repair else 0
         if folder is not None:
             say("writing")
-            rows = {diff_files.HAVE: diff.only_a, diff_files.NEED: diff.only_b, diff_files.DIFFERING: diff.differing}
-            diff_files.write_outcome(folder, rows, diff.summary.to_dict())
+            rows = {
+                diff_files.HAVE: diff.only_a, diff_files.NEED: diff.only_b, diff_files.DIFFERING: diff.differing,
+                diff_files.DOUBLED: diff.doubled,
+            }  # fmt: skip
+            diff_files.write_outcome(folder, rows, documented(diff))
         if copied:
             say("repairing")
             diff_files.append(spark, diff.only_a, tables[1])
@@ -186,10 +216,4 @@ def table_at(path: str, format: str, options: list[str] | None) -> DiffTable:
     """The table that a path, a format or "auto", and options of its reader mean."""
     from onefold.spark.diff_files import DiffTable
 
-    pairs = {}
-    for text in options or []:
-        name, equals, value = text.partition("=")
-        if not name or not equals:
-            raise Misuse(f"{text!r} is no option, must be NAME=VALUE", option=text)
-        pairs[name] = value
-    return DiffTable(path, format_of(path) if format == "auto" else format, pairs)
+    return DiffTable(path, format_of(path) if format == "auto" else format, reader_options(options))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError
 from typer import Argument, Exit, Option
 
+from onefold.cli.mistakes import refuse_run
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import explanation
@@ -19,7 +20,9 @@ def explain(
     run: Annotated[str, Argument(help="The folder that `onefold run` left.")],
     words: Annotated[
         list[str] | None,
-        Argument(metavar="ID...", help="Values that name a message, all of which must match: device, chain, number."),
+        Argument(
+            metavar="ID...", help="Values that name a message, all of which must match: its id; device, chain, number."
+        ),
     ] = None,
     key: Annotated[list[str] | None, Option(metavar="COL=VALUE", help="A column's value; may be repeated.")] = None,
     limit: Annotated[int, Option(min=1, max=10_000, help="How many rows, and missing ranges, are shown.")] = LIMIT,
@@ -27,9 +30,9 @@ def explain(
 ) -> None:
     """Show every copy of a message, or all of a chain, a device or a producer: when it came, what was said of it, why.
 
-    Also what of it never arrived. A word is compared, as it is, with each column that names a message: the key of the
-    chain and the number (1700000000000, or with its sequence 1700000000000|3); the producer and the sequence; the
-    device, the counter and the frame. Exit 1 if nothing matches.
+    Also what of it never arrived. A word is compared, as it is, with every column that names a message: its id; chain
+    and number (1700000000000, or with its sequence 1700000000000|3); its producer and sequence; its device, counter and
+    frame. Exit 1 if nothing matches.
     """
     with progress(people) as say:
         document = explained(run, words or [], pairs=pairs_of(key or []), limit=limit, say=say)
@@ -43,12 +46,13 @@ def explained(
     say: Callable[[str], None] = lambda step: None,
 ) -> dict[str, Any]:  # fmt: skip
     """The explanation as a plain form, with the rules in it."""
-    say("starting Spark")
     from onefold.cli.pipeline import engine_of
     from onefold.spark.explanations import explain
     from onefold.spark.files import Place
     from onefold.spark.session import session
 
+    refuse_question(run, words, pairs or {})
+    say("starting Spark")
     spark = session()
     say("looking")
     settings, judging = Place(spark, run) / "run.json", None
@@ -57,6 +61,27 @@ def explained(
         with suppress(ValidationError, ValueError, KeyError, TypeError):
             judging = engine_of(Settings.model_validate(settings.read_json()["settings"]))
     return explanation.with_rules(explain(spark, run, words, pairs=pairs, judging=judging, limit=limit))
+
+
+def refuse_question(run: str, words: Sequence[str], pairs: Mapping[str, str]) -> None:
+    """Refuse a folder that holds no run, and columns that its rows do not have; before Spark is started."""
+    from onefold.spark.columns import no_column
+    from onefold.spark.explanations import refuse_nothing
+    from onefold.spark.peek import peek
+
+    folder = refuse_run(run)
+    firsts = None if folder is None else next((each for each in folder.rglob("firsts") if each.is_dir()), None)
+    table = None if firsts is None else peek(firsts, "parquet", ())
+    if table is None:
+        return
+    columns = list(dict.fromkeys([*table.columns, "verdict", "reason"]))
+    refuse_nothing(words, pairs, columns)
+    for name in pairs:
+        if name not in columns:
+            error = no_column(name, "--key", columns, required=True)
+            right = error.values["right"]
+            pair = {"wrong": f"{name}={pairs[name]}", "right": right and f"{right}={pairs[name]}"}
+            raise Misuse(error.values["said"], **pair)
 
 
 def pairs_of(options: Sequence[str]) -> dict[str, str]:

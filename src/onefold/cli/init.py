@@ -4,13 +4,16 @@ So it cannot leave out a key or show an old default.
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Final
 
 from typer import Argument, Option
 
-from onefold.cli.output import AsJson, tell
+from onefold.cli.mistakes import format_of, refuse_path
+from onefold.cli.options import names_of
+from onefold.cli.output import AsJson, local_folder, tell
 from onefold.errors import Misuse
 from onefold.settings import TABLES
 
@@ -22,8 +25,8 @@ HEAD: Final = """\
 # The environment overrides a key: ONEFOLD_JUDGE__FLOOR=first, with two underscores."""
 
 
-def template() -> str:
-    """The commented pipeline.toml that ``onefold init`` writes: every key with its meaning and its default.
+def template(values: Mapping[str, object] = SET) -> str:
+    """The commented pipeline.toml that ``onefold init`` writes: every key with its meaning, its default or its value.
 
     >>> print("\\n".join(template().splitlines()[-2:]))
     # Any other Spark setting, such as { "spark.sql.session.timeZone" = "UTC" }.
@@ -35,8 +38,8 @@ def template() -> str:
         for key, field in model.model_fields.items():
             name = f"{table}.{key}"
             default = "none" if field.default is None else field.default
-            line = f"{key} = {json.dumps(SET.get(name, default))}"
-            lines += ["", *_comment(field.description or ""), line if name in SET else f"#{line}"]
+            line = f"{key} = {json.dumps(values.get(name, default))}"
+            lines += ["", *_comment(field.description or ""), line if name in values else f"#{line}"]
     return "\n".join(lines) + "\n"
 
 
@@ -46,13 +49,24 @@ def _comment(text: str) -> list[str]:
 
 def init(
     path: Annotated[Path, Argument(help="The file to write.")] = Path("pipeline.toml"),
+    source: Annotated[str | None, Option(help="A file or folder to read: sets its path and format.")] = None,
+    id: Annotated[str | None, Option(help="Columns of the id, with commas: sets the engine of ids.")] = None,
     force: Annotated[bool, Option("--force", help="Overwrite the file if it is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a pipeline.toml with every key, its meaning and its default."""
+    values: dict[str, object] = dict(SET)
+    if source is not None:
+        refuse_path(source)
+        local = local_folder(source) is None or Path(source).is_absolute() or path.parent == Path()
+        values |= {"source.path": source if local else str(Path(source).absolute()), "source.format": format_of(source)}
+    if id is not None:
+        del values["judge.floor"]
+        values |= {"judge.engine": "ids", "judge.id": names_of(id)}
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(template())
+            file.write(template(values))
     except FileExistsError as error:
         raise Misuse(f"{path}: exists already; --force overwrites it", path=str(path)) from error
-    tell(f"wrote {path}: set source.path in it, then `onefold run {path}`", {"path": str(path)}, as_json)
+    first = "set source.path in it, then " if source is None else ""
+    tell(f"wrote {path}: {first}`onefold run {path}`", {"path": str(path)}, as_json)

@@ -156,8 +156,20 @@ def main(argv: list[str] | None = None) -> int:
         if os.environ.get("ONEFOLD_DEBUG"):
             traceback.print_exc()
         code, line = describe(error)
+        if (better := _corrected(error, sys.argv[1:] if argv is None else argv)) is not None:
+            line = f"{getattr(error, 'values', {}).get('said', line)}; try: {better}"
         return fail(line, code)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _corrected(error: BaseException, words: list[str]) -> str | None:
+    """The command as it may have been meant."""
+    from onefold.cli.mistakes import corrected
+
+    values = error.values if isinstance(error, Misuse) else {}
+    if isinstance(error, typer.TyperException) and (near := getattr(error, "possibilities", None)):
+        values = {"wrong": getattr(error, "option_name", None), "right": near[0]}
+    return corrected(words, values)
 
 
 def describe(error: BaseException) -> tuple[int, str]:

@@ -9,9 +9,9 @@ from rich.table import Table
 from onefold.chains.rules import unpack
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.errors import BadInput, Misuse
-from onefold.spark.gaps import CHAINS
+from onefold.spark.gaps import CHAINS, gaps_of
 from onefold.spark.in_order import verify_held
-from onefold.spark.memory import MARK, MemoryFolder, RunFile, Storage, signature
+from onefold.spark.memory import MARK, KeyRecords, MemoryFolder, RunFile, Storage, signature
 
 ROLES: Final = ("key", "producer")
 """What the columns of a key are called in a meaning."""
@@ -63,9 +63,9 @@ def show(
         at = run.find(CHAINS, first, check)
         if at[0] >= 0:
             records = run.records(CHAINS, at)
-            lower, upper = records.lists["gaps"].columns
+            lower, upper, *_ = gaps_of(records).columns
             gaps = [[int(a), int(b)] for a, b in zip(lower, upper, strict=True) if a >= 0]
-            found = {"bucket": bucket, "head": int(records.values["head"][0]), "gaps": gaps}
+            found = {"bucket": bucket, "head": _head(records), "gaps": gaps}
             break
     if json:
         emit_json({"key": key, "remembered": found})
@@ -115,6 +115,12 @@ def _line(runs: list[RunFile]) -> dict[str, Any]:
     newest = runs[0].header
     figures = {name: int(newest["figures"].get(name, 0)) for name in ("keys", "gaps")}
     return {"version": newest["version"], **figures, "files": len(runs), "bytes": sum(run.size for run in runs)}
+
+
+def _head(records: KeyRecords) -> int:
+    if "runs" in records.lists:  # counters that restart: the newest by its time
+        return int(records.lists["runs"].columns[3][-1]) + 1
+    return int(records.values["head"][0])
 
 
 def _number(packed: int) -> str:

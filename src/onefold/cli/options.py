@@ -5,7 +5,7 @@ a store that is a file. The commands about outboxes name the stores of entities 
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +82,21 @@ def read_token(file: Path | None) -> str | None:
     if not token or len(token) > TOKEN_BYTES_MAX or not token.isascii() or not token.isprintable() or " " in token:
         raise Misuse(f"{where}: a token is 1 to {TOKEN_BYTES_MAX:,} printable ASCII characters without spaces")
     return token
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def reader_options(options: Sequence[str] | None) -> dict[str, str]:
+    """What `ReaderOption` says, by name."""
+    pairs = {}
+    for text in options or ():
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise Misuse(f"{text!r} is no option, must be NAME=VALUE", option=text)
+        pairs[name] = value
+    return pairs
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from onefold.cli.mistakes import refuse_mistakes
 from onefold.errors import Misuse
 from onefold.settings import Settings
 from onefold.spark.engine import Engine, engine_class
@@ -21,9 +22,23 @@ def columns_in_toml() -> Iterator[None]:
     except Misuse as error:
         if "role" not in error.values:
             raise
-        role, required = error.values["role"], error.values["required"]
-        hint = f'name another: {role} = "COLUMN"' if required else f'if there is none: {role} = "none"'
-        raise Misuse(f"{error.values['said']}; {hint} in [judge]", **error.values) from error
+        role, required, right = (error.values[name] for name in ("role", "required", "right"))
+        hint = (
+            f'name another: {role} = "{right or "COLUMN"}"'
+            if required or right
+            else f'if there is none: {role} = "none"'
+        )
+        raise Misuse(f"{error.values['said']}; {hint} in [judge]") from error
+
+
+def refuse_pipeline(settings: Settings) -> None:
+    """Refuse a source, or columns of it, that cannot be judged like this; before Spark is started."""
+    engine, source = engine_of(settings), settings.source
+    kind, master = format_of(settings, engine), settings.spark.master
+    if any("defaultFS" in name for name in settings.spark.config):
+        return
+    with columns_in_toml():
+        refuse_mistakes(source.path, kind, engine.reads, source.options, "source.path", master)
 
 
 def opened(settings: Settings) -> tuple[Any, SourceSpec, Engine]:

@@ -52,13 +52,17 @@ def run(
     one: it reads the files that came since, and publishes them as the next version. A stream publishes each of its
     batches once; starting it again goes on where it ended. Ctrl-C and SIGTERM let the batch in hand finish.
     """
+    from onefold.cli.pipeline import refuse_pipeline
+
     settings = load(pipeline, os.environ)
-    if settings.source.mode == "stream":
-        raise typer.Exit(stream(settings, strict=strict, json=json, metrics=metrics))
-    if metrics is not None:
+    is_stream = settings.source.mode == "stream"
+    if metrics is not None and not is_stream:
         raise Misuse(f'{pipeline}: --metrics needs source.mode = "stream"', metrics=metrics)
     if version is not None and settings.memory.path is None:
         raise Misuse(f"{pipeline}: --version needs memory.path", version=version)
+    refuse_pipeline(settings)
+    if is_stream:
+        raise typer.Exit(stream(settings, strict=strict, json=json, metrics=metrics))
     found = False
     for result in execute_all(settings, version):
         found |= _tell(settings, result, strict=strict, json=json)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias
 from typer import Argument, Option
 
 from onefold.cli import options
-from onefold.cli.check import names_of
 from onefold.cli.diff import table_at
 from onefold.cli.output import people, tell
 from onefold.cli.serve_console import console
@@ -366,7 +365,7 @@ def _open_table(
     from onefold.spark.peer.records import TableRecords
     from onefold.spark.session import session
 
-    naming = Naming(columns=None if key is None else names_of(key), time=time)
+    naming = Naming(columns=None if key is None else options.names_of(key), time=time)
     people.print("starting Spark ...")
     records = TableRecords(TableIndex(session(master), table, naming, folder=folder), rows_max=rows_max or ROWS_MAX)
     people.print("bringing the index up to date ...")

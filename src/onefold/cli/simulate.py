@@ -3,13 +3,18 @@
 Those defaults of `onefold.testing.traffic` that are said again here: to import it would import Arrow, for a help text.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from typer import Argument, Option
 
+from onefold.cli.options import refuse
 from onefold.cli.output import AsJson, emit_json, people
 from onefold.testing.faults import Faults
+
+if TYPE_CHECKING:
+    from onefold.testing.traffic import Format, Made
 
 Share: TypeAlias = float
 USUAL = Faults()
@@ -17,10 +22,15 @@ USUAL = Faults()
 
 def simulate(
     out: Annotated[Path, Argument(help="A folder that does not exist or is empty.")],
+    ids: Annotated[
+        bool, Option("--ids", help="A day of events with a UUID, as JSON lines, instead of chains with numbers.")
+    ] = False,
     rows: Annotated[int, Option(help="How many rows arrive, all kinds together.")] = 10_000,
     chains: Annotated[int, Option(help="How many chains they belong to.")] = 100,
     seed: Annotated[int, Option(help="The same seed and settings make the same traffic.")] = 1,
-    format: Annotated[Literal["parquet", "jsonl"], Option(help="How the messages are written.")] = "parquet",
+    format: Annotated[
+        Literal["parquet", "jsonl"] | None, Option(help="How they are written: parquet, or with --ids jsonl.")
+    ] = None,
     files: Annotated[int, Option(help="How many files they are spread over.")] = 1,
     copies: Annotated[Share, Option(help="Share of messages that are delivered again.")] = USUAL.copies,
     reorder: Annotated[Share, Option(help="Share of messages that come late.")] = USUAL.reorder,
@@ -35,41 +45,123 @@ def simulate(
     malformed: Annotated[Share, Option(help="Share of rows that are damaged.")] = USUAL.malformed,
     text_numbers: Annotated[bool, Option("--text-numbers", help="Write numbers as text, as CSV does.")] = False,
     skew: Annotated[float, Option(help="How unequal the chains are: 0 equal, 1 as words are in a text.")] = 0.0,
+    devices: Annotated[
+        int, Option(min=0, help="Instead of chains: readings of so many devices, which count them.")
+    ] = 0,
+    reboots: Annotated[int, Option(min=0, help="Of devices: how often their counters begin anew, all together.")] = 0,
+    conflicts: Annotated[Share, Option(help="Of ids: share of copies that contradict the first in a column.")] = 0.01,
+    late: Annotated[Share, Option(help="Of ids: share of copies that come later than a window of an hour.")] = 0.02,
     as_json: AsJson = False,
 ) -> None:
     """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is so."""
     from onefold.testing.traffic import Traffic, make, write
 
+    if ids:
+        of_chains = {
+            "--chains": chains != 100,
+            "--losses": losses != USUAL.losses,
+            "--late-heads": late_heads != USUAL.late_heads,
+            "--no-previous": no_previous,
+            "--poisoned": poisoned,
+            "--malformed": malformed,
+            "--text-numbers": text_numbers,
+            "--skew": skew,
+            "--devices": devices,
+            "--reboots": reboots,
+        }
+        refuse(of_chains, "is for chains, and --ids are none")
+        shares = {"copies": copies, "reorder": reorder, "conflicts": conflicts, "late": late}
+        _simulate_ids(out, seed, rows, shares, format or "jsonl", files, as_json)
+        return
+    refuse({"--conflicts": conflicts != 0.01, "--late": late != 0.02}, "needs --ids")
     faults = Faults(
-        copies=copies, reorder=reorder, losses=losses, late_heads=late_heads, no_previous=no_previous,
-        poisoned=poisoned, malformed=malformed,
+        copies=copies, reorder=reorder, losses=losses, no_previous=no_previous, poisoned=poisoned, malformed=malformed,
+        late_heads=0 if devices and late_heads == USUAL.late_heads else late_heads,
     )  # fmt: skip
-    traffic = Traffic(seed=seed, rows=rows, chains=chains, skew=skew, text_numbers=text_numbers, faults=faults)
+    kind = format or "parquet"
+    if devices:
+        refuse({"--chains": chains != 100, "--text-numbers": text_numbers, "--skew": skew}, "is not for --devices")
+        made = _readings(seed, rows, devices, reboots, faults)
+    else:
+        refuse({"--reboots": reboots}, "needs --devices")
+        with people.status(f"making {rows:,} rows"):
+            made = make(
+                Traffic(seed=seed, rows=rows, chains=chains, skew=skew, text_numbers=text_numbers, faults=faults)
+            )
+    write(made, out, kind, files)
+    whose = {"devices": devices, "reboots": reboots} if devices else {"chains": chains}
+    _show(made, out, kind, files, whose, as_json)
+
+
+def _readings(seed: int, rows: int, devices: int, reboots: int, faults: Faults) -> "Made":
+    from onefold.testing.readings import Readings, make_readings
+
     with people.status(f"making {rows:,} rows"):
-        made = make(traffic)
-        write(made, out, format, files)
-    truth = made.truth
+        return make_readings(Readings(seed=seed, rows=rows, devices=devices, reboots=reboots, faults=faults))
+
+
+def _show(made: "Made", out: Path, format: str, files: int, whose: dict[str, int], as_json: bool) -> None:
+    truth, rows = made.truth, made.settings.rows
     verdicts = {entry["values"]: entry["counts"] for entry in truth.rows["verdict"].value_counts().to_pylist()}
-    summary = {
+    summary: dict[str, Any] = {
         "path": str(out),
         "messages": str(out / "messages"),
         "truth": str(out / "truth"),
         "format": format,
         "files": files,
-        "seed": seed,
+        "seed": made.settings.seed,
         "rows": rows,
-        "chains": chains,
+        **whose,
         "originals": verdicts.get("FIRST", 0),
         "copies": verdicts.get("REPEAT", 0),
         "damaged": verdicts.get("REJECT", 0),
         "lost": len(truth.lost),
         "missing_ranges": len(truth.missing),
     }
+    around = ""
+    if truth.reboots is not None:
+        summary["lost_around_reboots"] = truth.lost["can_be_found"].to_pylist().count(False)
+        around = f" ({summary['lost_around_reboots']:,} of them around a reboot, where nobody can know)"
     people.lines(
-        f"{rows:,} rows of {chains:,} chains are in {out / 'messages'} ({format}, files: {files:,})\n"
+        f"{rows:,} rows of {' with '.join(f'{count:,} {name}' for name, count in whose.items())}"
+        f" are in {out / 'messages'} ({format}, files: {files:,})\n"
         f"{summary['originals']:,} originals + {summary['copies']:,} copies + {summary['damaged']:,} damaged;"
-        f" {len(truth.lost):,} lost, which leaves {len(truth.missing):,} missing ranges to find\n"
+        f" {len(truth.lost):,} lost{around}, which leaves {len(truth.missing):,} missing ranges to find\n"
         f"the truth about them is in {out / 'truth'}"
+    )
+    if as_json:
+        emit_json(summary)
+
+
+def _simulate_ids(
+    out: Path, seed: int, rows: int, shares: Mapping[str, float], format: "Format", files: int, as_json: bool
+) -> None:
+    from onefold.testing.events import Events, make_events
+    from onefold.testing.traffic import write
+
+    events = Events(
+        seed=seed, rows=rows, copies=shares["copies"], reorder=shares["reorder"], conflicts=shares["conflicts"],
+        late=shares["late"],
+    )  # fmt: skip
+    with people.status(f"making {events.rows:,} rows"):
+        made = make_events(events)
+        write(made, out, format, files)
+    lags, late = made.rows["lag_ms"].to_pylist(), made.rows["late_ms"].to_pylist()
+    copies = [(lag, behind) for lag, behind in zip(lags, late, strict=True) if lag is not None]
+    conflicts = made.rows["verdict"].to_pylist().count("REJECT")
+    beyond = sum(behind > events.window_ms for _, behind in copies)
+    summary = {
+        "path": str(out), "messages": str(out / "messages"), "truth": str(out / "truth"), "format": format,
+        "files": files, "seed": events.seed, "rows": events.rows, "ids": events.rows - len(copies),
+        "copies": len(copies), "same_time": sum(lag == 0 for lag, _ in copies), "conflicts": conflicts,
+        "beyond_window": beyond, "window_ms": events.window_ms,
+    }  # fmt: skip
+    people.lines(
+        f"{events.rows:,} rows are in {out / 'messages'} ({format}, files: {files:,})\n"
+        f"{summary['ids']:,} ids + {len(copies):,} copies: {summary['same_time']:,} with the ingest time of their"
+        f" first, {beyond:,} later than a window of an hour, {conflicts:,} with other content\n"
+        f"the truth about them is in {out / 'truth'}; look: onefold check {out / 'messages'} --id event_id"
+        " --order ingested_at --payload status,amount"
     )
     if as_json:
         emit_json(summary)

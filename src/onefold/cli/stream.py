@@ -51,7 +51,7 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
     aside = [f"set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}" for file in last.set_aside]
     for line in [*(f"{line}; its rows are unknown" for line in aside), *last.changed]:
         people.lines(text.foreign(line, 500).plain, style="yellow")
-    untold = [untold._asdict() for untold in engine_of(settings).cannot_tell()]
+    untold = [untold._asdict() for untold in engine_of(settings).cannot_tell(last.tally)]
     people.lines(*text.cannot_tell({"cannot_tell": untold}, toml=True))
     _leave_page(settings, last)
     unsure = last.tally.count(Verdict.UNSURE) or last.tally.count(Verdict.REJECT)

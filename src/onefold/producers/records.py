@@ -113,6 +113,8 @@ WRITE_FAILED: Final = Pushed(Verdict.UNSURE, "write_failed", retry=True)
 JUMP_TOO_FAR: Final = Pushed(Verdict.REJECT, "jump_too_far")
 BUSY: Final = Pushed(Verdict.UNSURE, "busy", retry=True)
 BAD_TIME: Final = Pushed(Verdict.REJECT, "bad_time")
+RESTARTED: Final = Pushed(Verdict.FIRST, "restarted")
+TIME_CONTRADICTS: Final = Pushed(Verdict.UNSURE, "time_contradicts")
 
 RULES: Final = {
     NEW: "It is above all that is stored of its producer.",
@@ -140,7 +142,9 @@ RULES: Final = {
     WRITE_FAILED: "The store could not keep it: nothing was acknowledged, try again.",
     JUMP_TOO_FAR: "It lies more than jump_max above the highest sequence of its producer.",
     BUSY: "Too much waits to be stored, or the topic is about to close: it was not taken, try again.",
-    BAD_TIME: "What it is ordered by is neither a whole number nor a time.",
+    BAD_TIME: "Its time, or what it is ordered by, is neither a whole number nor a time.",
+    RESTARTED: "It shows that the counter of its producer restarted: the sequence falls while the time rises.",
+    TIME_CONTRADICTS: "Its time lies among consecutive sequences that were seen, and its sequence does not.",
 }
 
 ANSWERS: Final = tuple(RULES)

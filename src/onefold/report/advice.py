@@ -12,6 +12,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from onefold.clock import SECONDS_BELOW
+from onefold.report.agreement import row_text
 from onefold.report.text import SPANS, foreign, many, size, table
 
 WHY: Final = {
@@ -24,9 +26,8 @@ WHY: Final = {
 
 TAIL_TIMES: Final = 10
 """From so many times the window on, it is worth a line that the last copies cost so much."""
-SECONDS_BELOW: Final = 100_000_000_000
-"""Milliseconds until March 1973: times that all lie before were hardly meant as such."""
 COLUMNS_CHARS_MAX: Final = 200
+WORST_SHOWN: Final = 5
 
 
 def report(advice: Mapping[str, Any]) -> Group:
@@ -55,23 +56,40 @@ def summary(advice: Mapping[str, Any]) -> Iterator[Text]:
             style="yellow",
         )
     if copies:
-        yield Text(f"a copy comes after its first: {_spread(advice['lags'])}")
+        what = "is behind the newest time before it" if by_shared_time(advice) else "comes after its first"
+        yield Text(f"a copy {what}: {_spread(advice['lags'])}")
+    if advice.get("apart"):
+        yield Text(
+            f"{many(advice['apart'], 'copy bears', 'copies bear')} another time than the first: by {advice['time']} "
+            "they count again, unless they fall into the same sixteenth of the window; leave the time out",
+            style="yellow",
+        )
     if advice["late"] is not None:
         yield Text(f"a row is behind the latest time before it: {_spread(advice['late'])}")
 
 
+def by_shared_time(advice: Mapping[str, Any]) -> bool:
+    return advice.get("engine") == "ids" and advice["order"] is not None
+
+
 def windows(advice: Mapping[str, Any]) -> Table:
-    names = (">to catch", ">window", ">leaks", ">ids at once", ">state", ">watermark", ">state")
+    is_shared = by_shared_time(advice)
+    leaks = (">unsure", ">late") if is_shared else (">leaks",)
+    names = (">to catch", ">window", *leaks, ">ids at once", ">state", ">watermark", ">state")
     rows = []
     for row in advice["windows"]:
-        window = (span(row["window_ms"]), f"{row['leaked']:,}", f"{row['ids']:,}", size(row["bytes"]))
+        leaked = (f"{row['leaked']:,}", *([f"{row['unsure']:,}"] if is_shared else []))
+        window = (span(row["window_ms"]), *leaked, f"{row['ids']:,}", size(row["bytes"]))
         rows.append([_percent(row["share"]), *window, span(row["watermark_ms"]), size(row["watermark_bytes"])])
     return table(*names, rows=rows, no_wrap=True)
 
 
 def notes(advice: Mapping[str, Any]) -> Iterator[Text]:
     intervals = advice["intervals"]
-    if "why_not" in intervals:
+    is_shared, is_ids = by_shared_time(advice), advice.get("engine") == "ids"
+    if is_ids:
+        pass
+    elif "why_not" in intervals:
         yield Text(f"interval memory: {intervals['why_not']}")
     else:
         entries = f"{many(intervals['chains'], 'chain')} and {many(intervals['gaps'], 'gap')}"
@@ -83,8 +101,16 @@ def notes(advice: Mapping[str, Any]) -> Iterator[Text]:
         shares = f"from {_percent(low['share'])} to {_percent(high['share'])}"
         more = high["ids"] / max(1, low["ids"])
         yield Text(f"the tail is long: {shares} the window grows {times:,.0f} times, its state {more:,.1f} times")
-    yield Text("leaks: copies that come after the window, and count again; at most so many", style="dim")
-    yield Text("state: at the peak, 24 bytes an id; a store adds to it, Spark's about 70 bytes an id", style="dim")
+    if is_shared:
+        yield Text(
+            "unsure: copies that are older than the window; late: new events that are, and unsure too", style="dim"
+        )
+    else:
+        yield Text("leaks: copies that come after the window, and count again; at most so many", style="dim")
+    if is_ids:
+        yield Text("state: at the peak, 16 bytes an id, 24 with content", style="dim")
+    else:
+        yield Text("state: at the peak, 24 bytes an id; a store adds to it, Spark's about 70 bytes an id", style="dim")
     yield Text("watermark: the delay for dropDuplicatesWithinWatermark, which keeps ids twice as long", style="dim")
     if advice["order"] is None:
         yield Text("  if rows come in the order of their time; --order says it if they do not", style="dim")
@@ -94,14 +120,65 @@ def recommendation(advice: Mapping[str, Any]) -> str:
     if not advice["windows"]:
         return "there are no copies: by this data no window is needed"
     best, intervals = max(advice["windows"], key=lambda row: row["share"]), advice["intervals"]
+    if advice.get("engine") == "ids" and advice["order"] is None and not advice["lags"]["most_ms"]:
+        return (
+            f"every copy bears the {advice['time']} of its first, so it is when the event happened: name the column of "
+            "when a row came in, --order COLUMN"
+        )
     ids = f"{many(best['ids'], 'id')} at once"
     window = f"a window of {span(best['window_ms'])} ({best['window_ms']:,} ms)"
     catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}, leaks {best['leaked']:,}"
+    if advice.get("engine") == "ids":
+        if by_shared_time(advice):
+            late = f" and {many(best['unsure'], 'late event')}" if best["unsure"] else ""
+            catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}, leaves"
+            catches = f"{catches} {best['leaked']:,}{late} unsure"
+        return f'take window = "{setting(best["window_ms"])}": it {catches}, and remembers {ids}'
     if "why_not" not in intervals and intervals["entries"] < best["ids"]:
         entries, verb = intervals["entries"], "remembers" if intervals["entries"] == 1 else "remember"
         remembered = f"{many(entries, 'entry', 'entries')} {verb}"
         return f"judge by numbers: {remembered} everything and nothing leaks; {window} {catches}, and remembers {ids}"
     return f"take {window}: it {catches}, and remembers {ids}"
+
+
+def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
+    """What a check of ids tells of the copies: how many, through whom, how late, which ids, which contradictions."""
+    if not answers["copies"]:
+        return
+    worst = answers["worst"]
+    yield Text(f"{many(answers['copies'], 'copy', 'copies')} of {many(answers['ids'], 'id')}", style="bold")
+    if worst[0]["copies"] > 1:
+        named = [f"{row_text(each['id'])}: {each['copies']:,}" for each in worst[:WORST_SHOWN]]
+        yield foreign(f"most copies: {'; '.join(named)}", COLUMNS_CHARS_MAX)
+    through, places = answers["through"], answers["from"]
+    if len(places) > 1 or places[0]["first"] != places[0]["copy"]:
+        rows = [(foreign(each["first"]), foreign(each["copy"]), f"{each['copies']:,}") for each in places]
+        yield table(f"first in {through}", f"again in {through}", ">copies", rows=rows)
+    elif places[0]["first"]:
+        yield foreign(f"all of them within {through} {places[0]['first']}", COLUMNS_CHARS_MAX)
+    lags = answers["lags"]
+    if "why_not" in lags:
+        yield foreign(f"how long after their firsts: {lags['why_not']}", COLUMNS_CHARS_MAX)
+    else:
+        yield table("after its first", ">copies", ">share", rows=_within(lags))
+        caught = (f"{_percent(each['share'])} by {span(each['window_ms'])}" for each in lags["windows"])
+        yield Text(f"a window would have caught: {', '.join(caught)}")
+    conflicts = answers["conflicts"]
+    if conflicts["copies"]:
+        columns = ", ".join(f"{name} ({count:,})" for name, count in conflicts["columns"].items() if count)
+        said = f"{many(conflicts['copies'], 'copy', 'copies')} with other content than the first, in: {columns}"
+        yield Text(foreign(said, COLUMNS_CHARS_MAX).plain, style="red")
+        yield from (foreign(f"  {row_text(row)}", 2 * COLUMNS_CHARS_MAX) for row in conflicts["shown"][:WORST_SHOWN])
+
+
+def _within(lags: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The lines of the table of lags, from the first to the last that tells anything."""
+    before, total = 0, lags["count"]
+    for ms, count in [*lags["within"], (lags["most_ms"], total)]:
+        if count > before:
+            words = "at once" if ms == 0 else f"within {span(min(ms, lags['most_ms']))}"
+            yield words, f"{count:,}", f"{100 * count / total:.2f} %"
+        before = count
 
 
 def span(ms: int) -> str:
@@ -112,6 +189,18 @@ def span(ms: int) -> str:
     """
     unit, length = next((each for each in SPANS if ms >= each[1]), SPANS[-1])
     return f"{ceil(100 * ms / length) / 100:g} {unit}" if ms < 10_000 * length else f"{ms // length + 1:,} {unit}"
+
+
+def setting(ms: int) -> str:
+    """A window as a setting, rounded up by a tenth at most.
+
+    >>> setting(0), setting(7_200_000), setting(1_634_000), setting(12_345)
+    ('1 second', '2 hours', '28 minutes', '13 seconds')
+    """
+    for unit, length in (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000)):
+        if ms >= 10 * length or (ms and ms % length == 0):
+            return many(-(-ms // length), unit).replace(",", "")
+    return many(max(1, -(-ms // 1_000)), "second")
 
 
 def _spread(lags: Mapping[str, Any]) -> str:

@@ -8,13 +8,18 @@ from rich.text import Text
 from onefold.report.text import foreign, many
 
 ROW_CHARS_MAX: Final = 200
+CHANGE_CHARS_MAX: Final = 600
+"""Of a row of two tables that differs, which names each column twice."""
 
 FILES_SHOWN_MAX: Final = 20
 FILE_CHARS_MAX: Final = 500
 """How much of a line about a file is shown: a path may be long."""
 
-SIDES: Final = {"only_a": "only in A", "only_b": "only in B", "differing": "differs"}
+SIDES: Final = {"only_a": "only in A", "only_b": "only in B", "differing": "differs", "doubled": "doubled"}
 """What is wrong with a row of two tables, by where a comparison names it; with a peer it is only here, or there."""
+CELL_CHARS_MAX: Final = 60
+SAME_CHARS: Final = 12
+"""How much of what is equal stands before the place where two long texts begin to differ."""
 
 KINDS: Final = {
     "missing": "in the source, not published",
@@ -30,6 +35,7 @@ def compared(summary: Mapping[str, Any]) -> Text:
         return Text(f"equal: {summary['rows_a']:,} rows, fingerprint {summary['fingerprint_a']}", style="bold green")
     parts = [f"{summary['only_a']:,} only in A", f"{summary['only_b']:,} only in B"]
     parts += [f"{summary['differing']:,} keys with other content"] if summary["differing"] else []
+    parts += [f"{many(summary['doubled'], 'key')} more often in one of them"] if summary.get("doubled") else []
     looked = f"{summary['ranges_differing']:,} of {summary['ranges']:,} ranges were looked at row by row"
     return Text(f"they differ: {', '.join(parts)}; {rows}, {looked}", style="bold red")
 
@@ -37,17 +43,47 @@ def compared(summary: Mapping[str, Any]) -> Text:
 def samples(summary: Mapping[str, Any]) -> Iterator[Text]:
     for kind, rows in summary["shown"].items():
         side = SIDES.get(kind) or kind.replace("_", " ")
-        yield from (foreign(f"  {side}: {row_text(row)}", ROW_CHARS_MAX) for row in rows)
+        yield from (foreign(f"  {side}: {row_text(row)}", CHANGE_CHARS_MAX) for row in rows)
         if summary[kind] > len(rows):
             yield Text(f"  {side}: and {summary[kind] - len(rows):,} more", style="dim")
 
 
 def row_text(row: Mapping[str, Any]) -> str:
-    """A row in words.
+    """A row in words; of two that differ, what does; of one that is doubled, how often it is where.
 
     >>> row_text({"device": "a", "ts": 5, "body": None})
     'device a, ts 5, body null'
+    >>> paid, back = {"status": "paid", "sum": 5}, {"status": "cancelled", "sum": None}
+    >>> row_text({"id": 7, "differs_in": ["status", "sum"], "row_a": paid, "row_b": back})
+    'id 7: status: paid -> cancelled, sum: 5 -> null'
+    >>> row_text({"id": 7, "rows_a": 1, "rows_b": 3})
+    'id 7: 1 in A, 3 in B'
     """
+    a, b, columns = row.get("row_a"), row.get("row_b"), row.get("differs_in")
+    if isinstance(a, Mapping) and isinstance(b, Mapping) and isinstance(columns, list):
+        cells = (f"{name}: {' -> '.join(_apart(a.get(name), b.get(name)))}" for name in map(str, columns))
+        return f"{_words(row, 'differs_in', 'row_a', 'row_b')}: {', '.join(cells)}"
+    if "rows_a" in row and "rows_b" in row:
+        return f"{_words(row, 'rows_a', 'rows_b')}: {row['rows_a']} in A, {row['rows_b']} in B"
+    return _words(row)
+
+
+def _apart(a: object, b: object) -> Iterator[str]:
+    """Two values that differ; of long ones what stands around the place where they begin to.
+
+    >>> [text[11:] for text in _apart("x" * 70 + "1", "x" * 70 + "2" * 49)]
+    ['xxxx1', 'xxxx222222222222222222222222222222222222222222222222...']
+    """
+    texts = ["null" if value is None else str(value) for value in (a, b)]
+    same = next((i for i, pair in enumerate(zip(*texts, strict=False)) if pair[0] != pair[1]), min(map(len, texts)))
+    start = max(0, same - SAME_CHARS) if max(map(len, texts)) > CELL_CHARS_MAX else 0
+    for text in texts:
+        rest = text[start : start + CELL_CHARS_MAX]
+        yield f"{'...' if start else ''}{rest}{'...' if start + CELL_CHARS_MAX < len(text) else ''}"
+
+
+def _words(row: Mapping[str, Any], *but: str) -> str:
+    row = {name: value for name, value in row.items() if name not in but}
     return ", ".join(f"{name} {'null' if value is None else value}" for name, value in row.items())
 
 

@@ -66,7 +66,7 @@ COMPARISON: Final = (
 SHOWN_MAX: Final = 20
 ID_BYTES: Final = 40
 """What it takes to name a record: 32 bytes of id, 8 of timestamp."""
-DIFFERING: Final = "differing"
+DIFFERING, DOUBLED = "differing", "doubled"
 SAMPLES_MAX: Final = 20
 REASONS_MAX: Final = 50
 CELL_CHARS_MAX: Final = 120
@@ -241,6 +241,7 @@ class Comparison:
     rows: tuple[int, int]
     only: tuple[int, int]
     differing: int
+    doubled: int
     equal: bool
     ranges: int
     ranges_differing: int
@@ -256,7 +257,8 @@ class Comparison:
         facts = [(f"rows {a}", self.rows[0]), (f"rows {b}", self.rows[1])]
         facts += [(f"only {a}", self.only[0]), (f"only {b}", self.only[1])]
         if self.wire is None:
-            facts += [("keys with other content", self.differing), ("appended by the repair", self.copied)]
+            facts += [("keys with other content", self.differing), ("keys more often in one", self.doubled)]
+            facts += [("appended by the repair", self.copied)]
         else:
             facts += list(zip(("round trips", "bytes up", "bytes down"), self.wire, strict=True))
         return [(name, f"{count:,}") for name, count in facts]
@@ -296,15 +298,19 @@ def read_comparison(document: ReportPart) -> Comparison:
     rows = ("rows", "rows_peer") if peer else ("rows_a", "rows_b")
     only = ("only_here", "only_there") if peer else ("only_a", "only_b")
     sides = ("here", "there") if peer else ("in A", "in B")
-    words = dict(zip(only, (f"only {side}" for side in sides), strict=True)) | {DIFFERING: "differs"}
+    words = dict(zip(only, (f"only {side}" for side in sides), strict=True)) | {
+        DIFFERING: "differs",
+        DOUBLED: "doubled",
+    }
     wire = tuple(document[name].count() for name in ("rounds", "bytes_up", "bytes_down"))
-    first, second, differing = (document[name].count() for name in (*only, DIFFERING))
+    first, second, differing, doubled = (document[name].count() for name in (*only, DIFFERING, DOUBLED))
     return Comparison(
         sides=sides,
         rows=(document[rows[0]].count(), document[rows[1]].count()),
         only=(first, second),
         differing=differing,
-        equal=document["equal"].value is True and not (first or second or differing),
+        doubled=doubled,
+        equal=document["equal"].value is True and not (first or second or differing or doubled),
         ranges=document["ranges"].count(),
         ranges_differing=document["ranges_differing"].count(),
         wire=(wire[0], wire[1], wire[2]) if peer else None,
@@ -318,7 +324,12 @@ def read_comparison(document: ReportPart) -> Comparison:
 
 
 def spoken(rows: ReportPart) -> list[str]:
-    return [", ".join(f"{name} {value}" for name, value in named(row)) for row in rows.each(SHOWN_MAX)]
+    words = []
+    for row in rows.each(SHOWN_MAX):
+        is_pair = bool(row["differs_in"] or row["rows_a"])
+        cells = ", ".join(f"{name} {value}" for name, value in named(row))
+        words.append(plain(agreement.row_text(row.value), agreement.CHANGE_CHARS_MAX) if is_pair else cells)
+    return words
 
 
 def rejects(document: ReportPart, ledger: VerdictTable) -> Section:
@@ -440,6 +451,7 @@ def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
     question = "Was anything refused or left open?"
     checks = [
         lost, twice, *between, _missing(ranges, untold.get("lost")),
+        *([Check("note", "What was lost around restarts?", _untold(part))] if (part := untold.get("restarts")) else []),
         Check("warn", question, f"Yes: {refused}.") if refused else Check("ok", question, "No."),
     ]  # fmt: skip
     bad = any(check.level == "bad" for check in checks)
@@ -486,6 +498,8 @@ def compared(diff: Comparison) -> Standing:
     if diff.wire is None:
         keys = f"{many(diff.differing, 'key')}." if diff.differing else "Nothing."
         checks.append(Check("bad" if diff.differing else "ok", "What do both have, differently?", keys))
+        keys = f"{many(diff.doubled, 'key')}." if diff.doubled else "Nothing."
+        checks.append(Check("bad" if diff.doubled else "ok", "What does one have more often?", keys))
     return Standing("bad", "The two differ", checks, f"Exit code 1: they differ ({rows}).")
 
 
@@ -539,8 +553,9 @@ def _twice(audit: ReportPart, ledger: VerdictTable, untold: ReportPart | None) -
 
 
 def _untold(part: ReportPart) -> str:
+    what = f"Cannot be told: {part['what'].text(LINE_CHARS_MAX)}."
     setting = f'{part["option"].text()} = "{part["value"].text()}"'
-    return f"Cannot be told: {part['what'].text(LINE_CHARS_MAX)}. In [judge], {setting} would tell."
+    return f"{what} In [judge], {setting} would tell." if part["option"].text() else what
 
 
 def _orphans(audit: ReportPart) -> Iterator[Check]:

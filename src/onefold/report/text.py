@@ -27,6 +27,8 @@ LINE_MAX: Final = 400
 """How long a line may be that has a foreign name in it."""
 
 LOWER, UPPER = ("lower_timestamp", "lower_sequence"), ("upper_timestamp", "upper_sequence")
+ENGINE_OPTIONS: Final = "--key SENDER --sequence NUMBER"
+"""What a command is told instead of an engine that knows what was lost."""
 SPANS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
 MAGNITUDES: Final = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 HIDDEN: Final = "(hidden)"
@@ -95,12 +97,12 @@ def ranges(run: Mapping[str, Any]) -> RenderableType:
 def findings(run: Mapping[str, Any]) -> list[str]:
     """What is not as it should be, one line each; nothing if nothing was found."""
     tally = Tally.from_dict(run["tally"])
-    files = run.get("manifest", {})  # runs of earlier versions kept none
+    files, missing = run.get("manifest", {}), run.get("missing_messages")  # runs of earlier versions kept none
     counts: Iterable[tuple[int, str]] = (
         (tally.count(Verdict.REPEAT), "repeated messages"),
         (tally.count(Verdict.UNSURE), "messages that cannot be known"),
         (tally.count(Verdict.REJECT), "rejected rows"),
-        (run["missing_ranges"], "missing ranges"),
+        (run["missing_ranges"], f"missing ranges of {missing:,} messages" if missing else "missing ranges"),
         (len(files.get("set_aside", ())), "files that cannot be read"),
         (len(files.get("changed", ())), "files that changed while they were judged"),
     )
@@ -112,8 +114,12 @@ def cannot_tell(run: Mapping[str, Any], *, toml: bool = False) -> list[Text]:
     lines = []
     for untold in run.get("cannot_tell", ()):
         option, value = untold["option"], untold["value"]
+        if not option:
+            lines.append(foreign(f"cannot be told: {untold['what']}", LINE_MAX))
+            continue
         shared = ", a column that copies share," if option == "timestamp" else ""
-        setting = f'{option} = "{value}" in [judge]' if toml else f"--{option.replace('_', '-')} {value}"
+        words = ENGINE_OPTIONS if option == "engine" else f"--{option.replace('_', '-')} {value}"
+        setting = f'{option} = "{value}" in [judge]' if toml else words
         lines.append(foreign(f"cannot be told: {untold['what']}; {setting}{shared} would tell", LINE_MAX))
     return lines
 

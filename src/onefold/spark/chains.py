@@ -27,9 +27,11 @@ from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOption
 from onefold.spark.meaning import Meaning, of_columns
 from onefold.spark.memory import BUCKETS, FORMAT, Bucket, ItemLists, KeyRecords
 from onefold.spark.notes import NoteRules
+from onefold.tally import Tally
 
 if TYPE_CHECKING:
     from onefold.settings import Judge
+    from onefold.tally import Tally
 
 JUMP_MAX_MS = 900_000
 """A quarter of an hour: more than clocks that are set at all are off, less than a mistaken year, day or unit."""
@@ -179,10 +181,10 @@ class ChainsEngine(Engine):
             arrival=None if names.arrival is None else unit_of(df, names.arrival),
         )
 
-    def keys(self, rows: DataFrame) -> int:
-        return rows.where(F.col(host.REASON) == "new_chain").count()
+    def keys(self, rows: DataFrame, tally: Tally) -> int:
+        return tally.count(*NEW_CHAIN)
 
-    def cannot_tell(self) -> Sequence[Untold]:
+    def cannot_tell(self, tally: Tally) -> Sequence[Untold]:
         """Without previous numbers a loss leaves no trace, and a number is all that a message is known by."""
         if self.columns.previous_timestamp is not None:
             return ()

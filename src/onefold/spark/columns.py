@@ -16,9 +16,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from functools import reduce
 from operator import or_
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -48,6 +49,30 @@ _DATE: Final = "^[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _CLOCK: Final = _DATE + "[T ][0-9]{1,2}:[0-9]{2}"
 _SECONDS: Final = _CLOCK + ":[0-9]{2}([.][0-9]{1,9}0*)?"  # beyond nanoseconds nothing is kept
 _ZONE: Final = " ?(Z|[+-][0-9]{1,2}(:?[0-9]{2})?|[A-Za-z][A-Za-z0-9_+/:-]*)$"
+
+
+class Columns(Protocol):
+    """A table as far as its columns go: a DataFrame, or what is known of one before there is Spark."""
+
+    @property
+    def columns(self) -> list[str]: ...
+    @property
+    def schema(self) -> T.StructType: ...
+
+
+def no_column(name: str, role: str, columns: Sequence[str], *, required: bool) -> Misuse:
+    columns = [each for each in columns if each != CORRUPT]
+    near = next(iter(get_close_matches(name, columns, n=1)), None)
+    close = "" if near is None else f", did you mean {near!r}"
+    said = f"no column {name!r} ({role}){close}: the columns are {', '.join(columns)}"
+    hint = "" if required else f"; if there is none: {role}=None"
+    return Misuse(f"{said}{hint}", column=name, role=role, said=said, required=required, right=near, columns=columns)
+
+
+def no_number(name: str, role: str, example: str) -> Misuse:
+    """The error for a column of text without a single number, or time, among its first values."""
+    what = "a whole number" if role == "sequence" else "a whole number or a time"
+    return Misuse(f"column {name!r} is text without {what} in it, such as {example[:80]!r}", column=name)
 
 
 class Usual(str):
@@ -109,7 +134,7 @@ class RoleColumns:
         several = [(role, (names,) if isinstance(names, str | None) else names) for role, names in roles]
         return [(role, name) for role, names in several for name in names if name is not None]
 
-    def of(self, df: DataFrame) -> Self:
+    def of(self, df: Columns) -> Self:
         """The same, in the table's own spelling; a column that it does not have stays as it is."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
         spelled = {
@@ -119,30 +144,40 @@ class RoleColumns:
         }
         return replace(self, **spelled)  # type: ignore[type-var]
 
-    def beside(self, df: DataFrame) -> dict[str, Column]:
-        """The columns to add, under the names that they have here: fields of structs, and expressions."""
-        added: dict[str, Column] = {}
+    def beside(self, df: Columns) -> dict[str, Field | Computed]:
+        """What is named and no column yet, by the names that they have here: fields of structs, and expressions."""
+        added: dict[str, Field | Computed] = {}
         for _, name in self.of(df).named:
-            if _in_any_case([*added], name) is not None:  # one column to Spark
+            if name in df.columns or in_any_case([*added], name) is not None:  # one column to Spark
                 continue
-            if isinstance(name, Computed) and name not in df.columns:
-                added[name] = name.column
-            elif name not in df.columns and (field := _field(df.schema, name.split("."))) is not None:
+            if isinstance(name, Computed):
+                added[name] = name
+            elif (field := _field(df.schema, name.split("."))) is not None:
                 added[name] = field
         return added
 
     def added_to(self, df: DataFrame) -> DataFrame:
-        added = self.beside(df)
+        """The table with what is named in it and is no column yet."""
+        added = {
+            name: each.column if isinstance(each, Computed) else F.col(each.path)
+            for name, each in self.beside(df).items()
+        }
         return df.withColumns(added) if added else df
 
-    def check(self, df: DataFrame) -> None:
+    def types(self, df: Columns) -> dict[str, T.DataType]:
+        """The types of all columns, and of fields that are named; of an expression it is known when it is added."""
+        fields = {name: each.kind for name, each in self.beside(df).items() if isinstance(each, Field)}
+        return {**{field.name: field.dataType for field in df.schema.fields}, **fields}
+
+    def check(self, df: Columns) -> None:
         """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
-        types = {field.name: field.dataType for field in df.schema.fields}
+        types = self.types(df)
         for role, name in self.of(df).named:
-            if name not in types:
-                hint = "" if role in self.required else f"; if there is none: {role}=None"
-                text = f"no column {name!r} ({role}): the columns are {', '.join(types)}"
-                raise Misuse(f"{text}{hint}", column=name, role=role, said=text, required=role in self.required)
+            if isinstance(name, Computed):
+                continue
+            if name not in types and (near := in_any_case([*types], name)) is None:
+                raise no_column(name, role, df.columns, required=role in self.required)
+            name = name if name in types else near
             kind = types[name]
             numbers = (*WHOLE, *TEXT, *EXACT, *(TIME if role in self.times else ()))
             if role not in self.plain and not isinstance(kind, numbers):
@@ -173,30 +208,35 @@ def _is_column(value: object) -> bool:
     return type(value).__name__ == "Column"  # before Spark 4 that of Connect was another class
 
 
-def _spelling(df: DataFrame, name: str) -> str:
+def _spelling(df: Columns, name: str) -> str:
     """A column as the table spells it: exactly so, else in any case."""
     if name in df.columns:
         return str(name) if isinstance(name, Computed) else name  # an expression does not travel to tasks
-    own = None if isinstance(name, Computed) else _in_any_case(df.columns, name)
+    own = None if isinstance(name, Computed) else in_any_case(df.columns, name)
     return name if own is None else own
 
 
-def _in_any_case(names: Sequence[str], name: str) -> str | None:
+def in_any_case(names: Sequence[str], name: str) -> str | None:
     same = [each for each in names if each.lower() == name.lower()]
     return same[0] if len(same) == 1 else None
 
 
-def _field(kind: T.DataType, parts: Sequence[str]) -> Column | None:
+class Field(NamedTuple):
+    path: str
+    kind: T.DataType
+
+
+def _field(kind: T.DataType, parts: Sequence[str]) -> Field | None:
     """A field inside of structs, by the names on the way to it, in any case; None: there is none."""
     path: list[str] = []
     for part in parts:
         names = kind.names if isinstance(kind, T.StructType) else []
-        own = part if part in names else _in_any_case(names, part)
+        own = part if part in names else in_any_case(names, part)
         if own is None or not isinstance(kind, T.StructType):
             return None
         path.append(quoted(own))
         kind = kind[own].dataType
-    return F.col(".".join(path)) if len(path) > 1 else None
+    return Field(".".join(path), kind) if len(path) > 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +264,7 @@ class ChainColumns(RoleColumns):
     times = ("timestamp", "previous_timestamp", "arrival")
     required = ("key", "timestamp")
 
-    def of(self, df: DataFrame) -> ChainColumns:
+    def of(self, df: Columns) -> ChainColumns:
         """The columns that this table has: those that were left at their defaults and are not there are None."""
         spelled = super(ChainColumns, self).of(df)
         present = set(df.columns)
@@ -250,6 +290,9 @@ class ProducerColumns(RoleColumns):
     order: str | None = None
     """The order of judgement, such as the offset in the log, or a time. Null comes before all others. None: rows are
     judged in the order of their sequences."""
+    time: str | None = None
+    """When the producer made the message, the same for all copies: where the sequence falls and the time rises, the
+    counter of the producer restarted. None: it never does."""
     epoch: str | None = None
     """A row whose epoch is below that of an earlier one comes from a zombie. Null or negative: it has none."""
     payload: tuple[str, ...] = ()
@@ -257,7 +300,7 @@ class ProducerColumns(RoleColumns):
 
     key_role = ranged = "producer"
     plain = ("producer", "payload")
-    times = ("order",)
+    times = ("order", "time")
     required = ("producer", "sequence", "payload")
 
 
@@ -402,6 +445,20 @@ def in_order(df: DataFrame, name: str) -> Column:
     spread = _within(ms, most) + 999 * _within(ms, TIMESTAMP_MAX)
     micros = F.when(ms.between(-TIMESTAMP_MAX, TIMESTAMP_MAX - 1), F.call_function("div", below, F.lit(1000)))
     return F.when(ms.isNotNull(), spread + F.coalesce(micros, F.lit(0).cast("long")))
+
+
+def ordered_time(df: DataFrame, name: str, value: Column) -> Column:
+    """What `in_order` made of a time of this column, back: of the type of the column if it is one of times, else
+    milliseconds."""
+    kind, unit = df.schema[name].dataType, unit_of(df, name)
+    if isinstance(kind, STAMPS):
+        below = F.pmod(value, F.lit(1000))
+        return as_time(F.call_function("div", value - below, F.lit(1000)), below * 1000, kind)
+    if unit == "text":
+        far = F.abs(value) > 1000 * TIMESTAMP_MAX
+        near = F.call_function("div", value, F.lit(1000))
+        return F.when(far, value - F.signum(value).cast("long") * 999 * TIMESTAMP_MAX).otherwise(near)
+    return as_time(value, None, kind) if isinstance(kind, TIME) else value
 
 
 def unit_of(df: DataFrame, name: str) -> Literal["ms", "us", "text"]:

@@ -21,7 +21,7 @@ from onefold.spark.files import Place, located
 from onefold.spark.ingest import read
 from onefold.spark.signature import Signed, refuse_overlap, signed
 
-HAVE, NEED, DIFFERING, SUMMARY, REPORT = "have", "need", "differing", "diff.json", "report.html"
+HAVE, NEED, DIFFERING, DOUBLED, SUMMARY, REPORT = "have", "need", "differing", "doubled", "diff.json", "report.html"
 FILES: Final = (SUMMARY, f"{SUMMARY}.new", REPORT, f"{REPORT}.new")
 DRAFT: Final = re.compile("_onefold_repair_[0-9a-f]{32}")
 """Where rows are tried before they are appended: Spark skips such names, and nothing else has them."""
@@ -73,7 +73,7 @@ def outcome(spark: SparkSession, path: str, tables: Iterable[str]) -> AbstractCo
             document = (folder / SUMMARY).read_json() if (folder / SUMMARY).exists() else None
         except ValueError:
             return []
-        return [HAVE, NEED, DIFFERING] if isinstance(document, dict) and "equal" in document else []
+        return [HAVE, NEED, DIFFERING, DOUBLED] if isinstance(document, dict) and "equal" in document else []
 
     return signed(Place(spark, path), "diff", [*FILES, publish.STAGING], vouched)
 
@@ -86,7 +86,7 @@ def write_outcome(folder: Signed, tables: Mapping[str, DataFrame], figures: Mapp
         rows.write.parquet(str(staging / name))
     for name in (SUMMARY, REPORT):
         folder.remove(name)
-    folder.replace({name: staging / name for name in tables}, [HAVE, NEED, DIFFERING])
+    folder.replace({name: staging / name for name in tables}, [HAVE, NEED, DIFFERING, DOUBLED])
     folder.remove(publish.STAGING)
     (folder.place / SUMMARY).write_json(dict(figures))
 

@@ -14,17 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark import fingerprints
-from onefold.spark.columns import listed, quoted
+from onefold.spark.columns import Columns, listed, quoted
 from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.fingerprints import BITS_MAX, RANGE, Compared, form, row_form, row_id, with_words, word_names
 from onefold.text import plain
@@ -40,10 +41,12 @@ DELTA_MAX: Final = 50_000
 SPOKEN_MAX: Final = 200
 """How much of a row an error shows."""
 OUTCOME: Final = ("differs_in", "row_a", "row_b")
-"""What stands beside the key of rows that differ."""
+ROWS: Final = ("rows_a", "rows_b")
+"""What stands beside the key of rows that differ, and of those that are doubled."""
 
 _KEY, _ROW, _N, _I = "_onefold_key", "_onefold_row", ("_onefold_na", "_onefold_nb"), "_onefold_i"
 _KEYED: Final = ("_onefold_ka", "_onefold_kb")
+_MORE: Final = ("_onefold_ma", "_onefold_mb")
 
 
 def diff(
@@ -66,21 +69,26 @@ def diff(
     if hash not in HASHES:
         raise Misuse(f"hash is {hash!r}, must be {' or '.join(HASHES)}", hash=hash)
     bits = fingerprints.bits_for([a, b]) if buckets is None else buckets.bit_length() - 1
-    kinds = _common_types(a, b, [*names, *rest])
+    kinds = common_types(a, b, [*names, *rest])
+    for name, kind in kinds.items():
+        try:
+            form(F.lit(None), kind)
+        except Misuse as error:
+            raise Misuse(f"column {name!r}: {error}", column=name) from error
     sides = [Side(df, names, kinds, bits, whole=key is None, hash=hash) for df in (a, b)]
     compared = fingerprints.compare(sides[0].summed(), sides[1].summed(), bits)
     return Diff(sides, compared, whole=key is None)
 
 
 def chosen(
-    a: DataFrame, b: DataFrame, key: Iterable[str] | None, columns: Iterable[str] | None
+    a: Columns, b: Columns, key: Iterable[str] | None, columns: Iterable[str] | None
 ) -> tuple[list[str], list[str]]:
     """The key and the other columns that are compared; `Misuse` that names the column if one is missing."""
     names = [] if key is None else list(dict.fromkeys(listed(key)))
     if key is not None and not names:
         raise Misuse("key is empty, must name at least one column, or be None: the whole row", key=key)
     for name in names:
-        if name.lower() in OUTCOME:
+        if name.lower() in (*OUTCOME, *ROWS):
             raise Misuse(f"key column {name!r} has a name that the outcome needs: rename it", column=name)
     if columns is None:
         alone = [name for name in (*a.columns, *b.columns) if (name in a.columns) != (name in b.columns)]
@@ -91,14 +99,17 @@ def chosen(
     for name in (*names, *rest):
         for df, which in ((a, "first"), (b, "second")):
             if df.columns.count(name) != 1:
+                near = next(iter(get_close_matches(name, df.columns, n=1)), None)
+                close = "" if near is None else f", did you mean {near!r}"
                 there = ", ".join(df.columns)
-                raise Misuse(f"no column {name!r} in the {which} table: the columns are {there}", column=name)
+                said = f"no column {name!r} in the {which} table{close}: the columns are {there}"
+                raise Misuse(said, column=name, wrong=name, right=near)
     if not names and not rest:
         raise Misuse("there is no column to compare")
     return names, rest
 
 
-def _common_types(a: DataFrame, b: DataFrame, names: Iterable[str]) -> dict[str, T.DataType]:
+def common_types(a: Columns, b: Columns, names: Iterable[str]) -> dict[str, T.DataType]:
     """The types in which the columns are compared; `Misuse` that names the column if there is none."""
     kinds = {}
     for name in names:
@@ -107,10 +118,6 @@ def _common_types(a: DataFrame, b: DataFrame, names: Iterable[str]) -> dict[str,
         if kind is None:
             both = f"{ours.simpleString()} in the first table and {theirs.simpleString()} in the second"
             raise Misuse(f"column {name!r} is {both}: cast one of them", column=name)
-        try:
-            form(F.lit(None), kind)
-        except Misuse as error:
-            raise Misuse(f"column {name!r}: {error}", column=name) from error
         kinds[name] = kind
     return kinds
 
@@ -178,7 +185,9 @@ class Summary:
     """How many rows of A are missing in B."""
     only_b: int = 0
     differing: int = 0
-    """Of how many keys both have rows, and not the same ones."""
+    """Of how many keys both have rows with other content."""
+    doubled: int = 0
+    """How many keys both have, and one of them more often. Such a key may differ in content too."""
     repeated_a: int = 0
     """How many of the rows, or keys, that were found different A holds more than once."""
     repeated_b: int = 0
@@ -186,7 +195,7 @@ class Summary:
     @property
     def equal(self) -> bool:
         """Whether both hold the same rows, as often."""
-        return not (self.only_a or self.only_b or self.differing)
+        return not (self.only_a or self.only_b or self.differing or self.doubled)
 
     def to_dict(self) -> dict[str, Any]:
         return {"equal": self.equal, **asdict(self)}
@@ -230,13 +239,14 @@ class Diff:
 
     def _counts(self) -> dict[str, int]:
         a, b = (F.col(name) for name in _KEYED)
-        keys = self._delta.groupBy(_KEY).agg(*(F.any_value(name).alias(name) for name in _KEYED))
+        more = [F.max(F.col(_N[i]) - F.col(_N[1 - i])).alias(_MORE[i]) for i in (0, 1)]
+        keys = self._delta.groupBy(_KEY).agg(*(F.any_value(name).alias(name) for name in _KEYED), *more)
         cells = {"repeated_a": F.count_if(a > 1), "repeated_b": F.count_if(b > 1)}
         if self._whole:  # a row is its own key
             cells |= {"only_a": F.sum(F.when(a > b, a - b)), "only_b": F.sum(F.when(b > a, b - a))}
         else:
             cells |= {"only_a": F.sum(F.when(b == 0, a)), "only_b": F.sum(F.when(a == 0, b))}
-            cells |= {"differing": F.count_if((a > 0) & (b > 0))}
+            cells |= {"differing": F.count_if(F.least(*_MORE) > 0), "doubled": F.count_if((a > 0) & (b > 0) & (a != b))}
         row = keys.agg(*(cell.alias(name) for name, cell in cells.items())).collect()[0]
         return {name: int(row[name] or 0) for name in cells}
 
@@ -268,23 +278,32 @@ class Diff:
 
     @property
     def differing(self) -> DataFrame:
-        """Rows of one key that differ: the key, ``differs_in`` (the columns), ``row_a`` and ``row_b``.
+        """Rows of one key with other content: the key, ``differs_in`` (the columns), ``row_a`` and ``row_b``.
 
-        Where a key has several rows, those that both hold are left out and the others are paired; ``row_a`` or
-        ``row_b`` is null where there are more of them on the other side.
+        Where a key has several rows, those that both hold are left out and the others are paired, as far as they go.
         """
-        a, b = (self._contents(i, name) for i, name in enumerate("ab"))
-        key, kinds = self._sides[0].key, self._sides[0].kinds
-        names = [F.coalesce(F.col("a_key").getField(name), F.col("b_key").getField(name)).alias(name) for name in key]
-        differs = []
-        for name in (name for name in kinds if name not in key):
+        kinds, differs = self._sides[0].kinds, []
+        for name in (name for name in kinds if name not in self._sides[0].key):
             cells = [form(F.col(side).getField(name), kinds[name]) for side in "ab"]
             differs.append(F.when(cells[0] != cells[1], F.lit(name)))
-        in_both = F.col("a").isNotNull() & F.col("b").isNotNull()
         columns = F.array_compact(F.array(*differs)) if differs else F.array().cast("array<string>")
-        outcome = (F.when(in_both, columns), F.col("a"), F.col("b"))
-        paired = a.join(b, [_KEY, _I], "full_outer")
-        return paired.select(*names, *(cell.alias(name) for cell, name in zip(outcome, OUTCOME, strict=True)))
+        outcome = zip((columns, F.col("a"), F.col("b")), OUTCOME, strict=True)
+        return self._paired("inner").select(*self._names(), *(cell.alias(name) for cell, name in outcome))
+
+    @property
+    def doubled(self) -> DataFrame:
+        """The keys that both hold, and one of them more often: the key, ``rows_a`` and ``rows_b``."""
+        alone = self._paired("full_outer").where(F.col("a").isNull() | F.col("b").isNull())
+        rows = (F.coalesce(f"a{name}", f"b{name}").alias(own) for name, own in zip(_KEYED, ROWS, strict=True))
+        return alone.dropDuplicates([_KEY]).select(*self._names(), *rows)
+
+    def _paired(self, how: str) -> DataFrame:
+        a, b = (self._contents(i, name) for i, name in enumerate("ab"))
+        return a.join(b, [_KEY, _I], how)
+
+    def _names(self) -> list[Column]:
+        key = self._sides[0].key
+        return [F.coalesce(F.col("a_key").getField(name), F.col("b_key").getField(name)).alias(name) for name in key]
 
     def _contents(self, side: int, name: str) -> DataFrame:
         """The rows of shared keys that the other side lacks: key and content as structs, numbered within the key."""
@@ -296,7 +315,8 @@ class Diff:
         content = F.struct(*(cells[column].alias(column) for column in rest))
         keyed = F.struct(*(cells[column].alias(column) for column in key))
         nth = F.row_number().over(Window.partitionBy(_KEY).orderBy(_ROW))
-        return surplus.select(_KEY, nth.alias(_I), keyed.alias(f"{name}_key"), content.alias(name))
+        often = (F.col(each).alias(f"{name}{each}") for each in _KEYED)
+        return surplus.select(_KEY, nth.alias(_I), keyed.alias(f"{name}_key"), content.alias(name), *often)
 
     def _surplus(self, side: int) -> DataFrame:
         """The rows of a side that it holds more of, so many of them."""

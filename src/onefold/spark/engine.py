@@ -21,11 +21,12 @@ from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
 from onefold.spark import host
-from onefold.spark.columns import RANGE_ENDS, moment, quoted
+from onefold.spark.columns import RANGE_ENDS, Columns, moment, quoted
 from onefold.spark.host import Codes, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import Bucket, KeyRecords
 from onefold.spark.notes import NoteRules
+from onefold.tally import Tally
 from onefold.verdict import Answer
 
 if TYPE_CHECKING:
@@ -40,13 +41,13 @@ class Named(Protocol):
     def named(self) -> list[tuple[str, str]]:
         """(role, column) of every column that is there."""
 
-    def of(self, df: DataFrame) -> Self:
+    def of(self, df: Columns) -> Self:
         """The same, in the spelling of this table."""
 
     def added_to(self, df: DataFrame) -> DataFrame:
         """The table with what is named in it and is no column yet: fields of structs, expressions."""
 
-    def check(self, df: DataFrame) -> None:
+    def check(self, df: Columns) -> None:
         """Raise `Misuse` that names the column if one is missing or of a wrong type."""
 
 
@@ -55,23 +56,29 @@ class AnyShape:
 
     named: Final[list[tuple[str, str]]] = []
 
-    def of(self, df: DataFrame) -> Self:
+    def of(self, df: Columns) -> Self:
         return self
 
     def added_to(self, df: DataFrame) -> DataFrame:
         return df
 
-    def check(self, df: DataFrame) -> None:
+    def check(self, df: Columns) -> None:
         """Any table will do."""
+
+
+SOURCES: Final = ("source", "station", "gateway", "receiver", "relay", "node")
+"""Columns of these names say through whom a copy came, where the engine knows of no such column."""
+FILE: Final = "_of_onefold_file"
+"""The column with the file, or the source, through which a row of a check came."""
 
 
 class Untold(NamedTuple):
     """Something that an engine cannot tell with these settings, and the setting that would tell it."""
 
-    about: Literal["lost", "copies"]
+    about: Literal["lost", "copies", "restarts"]
     what: str
-    option: str  # the setting's name
-    value: str  # what it must be; COLUMN stands for the name of a column
+    option: str = ""  # the setting's name; empty: nothing would tell it
+    value: str = ""  # what it must be; COLUMN stands for the name of a column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +115,7 @@ class Subject:
     axis: str | None = None  # by which the rows are put on the timeline
     axis_is_time: bool = True
     arrival: str | None = None  # the clock by which copies are late
+    arrival_least: int | None = None  # the least number that is a time; what is below it only orders rows
     no_arrival: str = "this engine knows of no time of arrival"  # why there is no such clock
     window_ms: int | None = None  # after how long a copy is no longer known as one; None: it always is
     source: str | None = None  # through whom a copy came
@@ -136,6 +144,8 @@ class Engine(ABC):
     name: ClassVar[str]
     answers: ClassVar[Sequence[Answer]]  # what the codes mean
     timed: ClassVar[bool] = False  # whether a batch is judged by when it began
+    knows_gaps: ClassVar[bool] = True  # whether it can know that something is missing
+    tells_copies: ClassVar[bool] = False  # whether a check asks it for more than the books
     ordered_rows: ClassVar[bool] = True  # whether the rows of a bucket must come in the order of judgement
 
     columns: Named  # where it looks in a message
@@ -232,6 +242,10 @@ class Engine(ABC):
     def missing(self, firsts: DataFrame) -> DataFrame:
         """The ranges that are known to be missing: the key, lower ends (seen; null: before all), upper ends."""
 
+    def missing_messages(self, ranges: DataFrame) -> Column | None:
+        """How many messages all missing ranges are; None: their numbers have holes by themselves."""
+        return None
+
     def naming(self, rows: DataFrame) -> DataFrame:
         """Of the judged rows of a table as few as have every key among them."""
         return rows
@@ -242,7 +256,7 @@ class Engine(ABC):
         """
         raise TypeError(f"{self.name} notes no missing ranges")
 
-    def keys(self, rows: DataFrame) -> int:
+    def keys(self, rows: DataFrame, tally: Tally) -> int:
         """How many chains, producers or devices there are among judged rows: who has a message that counts."""
         firsts = rows.where(F.col(host.VERDICT) == "FIRST")
         return firsts.select(*(F.col(quoted(name)) for name in self.key)).distinct().count() if self.key else 0
@@ -251,8 +265,16 @@ class Engine(ABC):
         """What a batch run publishes besides, by the name of its folder, made from the judged rows."""
         return {}
 
-    def cannot_tell(self) -> Sequence[Untold]:
+    def copies(self, rows: DataFrame, tally: Tally) -> Mapping[str, Any]:
+        """Of an engine that ``tells_copies``: what a check says of those among judged rows with a column `FILE`."""
+        raise TypeError(f"{self.name} tells nothing of copies beyond the books")
+
+    def cannot_tell(self, tally: Tally) -> Sequence[Untold]:
         """What nobody may claim of rows that were judged like this, beyond what guarantees.md says of the engine."""
+        return ()
+
+    def doubts(self, rows: DataFrame, tally: Tally) -> Sequence[Untold]:
+        """What else a check cannot tell, by a look at all columns of the rows that were judged."""
         return ()
 
     @abstractmethod

@@ -24,15 +24,13 @@ from onefold.errors import Misuse
 from onefold.spark import columns
 from onefold.spark.audits import published
 from onefold.spark.columns import TEXT, TIME, WHOLE, in_order, milliseconds, moment, quoted, told, whole, written_moment
-from onefold.spark.engine import Engine, Subject, usual_engines
+from onefold.spark.engine import SOURCES, Engine, Subject, usual_engines
 from onefold.spark.files import Place
 from onefold.spark.gaps import LOWER, UPPER
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.publish import GAPS, RUN
 from onefold.spark.sinks.parquet import BATCHES, STREAM
 
-SOURCES: Final = ("source", "station", "gateway", "receiver", "relay", "node")
-"""Columns of these names say through whom a copy came, where the engine knows of no such column."""
 BAR: Final = "|"
 """Between the parts of a number that has two, as reports write it: 1700000000000|3."""
 WORDS_MAX: Final = 50
@@ -130,11 +128,7 @@ class ExplainTarget:
 
 def read_target(rows: DataFrame, subject: Subject, words: Sequence[str], pairs: Mapping[str, str]) -> ExplainTarget:
     """What is asked for; a word COLUMN=VALUE of a column that is there is a value of it."""
-    if not words and not pairs:
-        names = [*subject.key, *subject.message]
-        raise Misuse(f"nothing is asked for: give a value of {', '.join(names)}", columns=names)
-    if len(words) + len(pairs) > WORDS_MAX:
-        raise Misuse(f"{len(words) + len(pairs)} words are given, at most {WORDS_MAX} are looked for")
+    refuse_nothing(words, pairs, [*subject.key, *subject.message])
     named, rest = dict(pairs), []
     for word in words:
         name, sign, value = word.partition("=")
@@ -146,6 +140,13 @@ def read_target(rows: DataFrame, subject: Subject, words: Sequence[str], pairs: 
         if name not in rows.columns:
             raise Misuse(f"no column {name!r}: the columns are {', '.join(rows.columns)}", column=name)
     return ExplainTarget(subject, tuple(rest), named)
+
+
+def refuse_nothing(words: Sequence[str], pairs: Mapping[str, str], columns: Sequence[str]) -> None:
+    if not words and not pairs:
+        raise Misuse(f"nothing is asked for: give a value of {', '.join(columns)}")
+    if len(words) + len(pairs) > WORDS_MAX:
+        raise Misuse(f"{len(words) + len(pairs)} words are given, at most {WORDS_MAX} are looked for")
 
 
 def _equals(df: DataFrame, name: str, value: str) -> Column:

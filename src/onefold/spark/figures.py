@@ -38,7 +38,7 @@ from onefold import __version__
 from onefold.errors import Misuse
 from onefold.spark.audits import books, published
 from onefold.spark.columns import WHOLE, cut_text, milliseconds, quoted, told
-from onefold.spark.engine import Engine, Identity, Subject
+from onefold.spark.engine import Engine, Subject
 from onefold.spark.files import Place
 from onefold.spark.fingerprints import Counts, hashable
 from onefold.spark.gaps import NAME, key_names, remembered_gaps
@@ -289,13 +289,11 @@ def lags(rows: DataFrame, subject: Subject, copies: int, noted: Lags | None = No
     }
     if not copies:
         return figure
-    lag: Lags | Distribution
-    if noted is None:
-        lag = Distribution.of(since_first(rows, subject.identity, subject.arrival, is_few=copies <= SENT_MAX), _LAG)
-    else:
-        lag = noted
+    lag: Lags | Distribution | None = noted
+    if lag is None:
+        lag = Distribution.of(since_first(rows, subject, is_few=copies <= SENT_MAX), _LAG)
     if not lag.total:
-        return figure
+        return figure if subject.arrival_least is None else {"why_not": subject.no_arrival}
     upto, quantiles = np.cumsum(lag.count), {}
     for share in SHARES:  # rounded up to the end of a bucket
         lower = int(lag.lower[np.searchsorted(upto, rank_of(share, lag.total))])
@@ -309,14 +307,18 @@ def lags(rows: DataFrame, subject: Subject, copies: int, noted: Lags | None = No
     }
 
 
-def since_first(rows: DataFrame, identity: Identity, arrival: str, *, is_few: bool) -> DataFrame:
+def since_first(rows: DataFrame, subject: Subject, *, is_few: bool) -> DataFrame:
     """The lag of each copy whose first is there; ``is_few``: the copies fit into the memory of every task."""
     # By 64 bits: among ten million ids two share a hash once in 400,000 runs, and a picture is none the worse for it.
+    identity, arrival = subject.identity, subject.arrival
+    assert identity is not None
+    assert arrival is not None
     values = [hashable(F.col(quoted(name)), rows.schema[name].dataType) for name in identity.names]
     values += identity.number(rows)
     timed = rows.select(VERDICT, F.xxhash64(*values).alias(_ID), milliseconds(rows, arrival).alias(_AT))
+    least = F.lit(True) if subject.arrival_least is None else F.col(_AT) >= subject.arrival_least
     firsts, copies = (
-        timed.where(has(verdict) & F.col(_AT).isNotNull()).drop(VERDICT) for verdict in ("FIRST", "REPEAT")
+        timed.where(has(verdict) & F.col(_AT).isNotNull() & least).drop(VERDICT) for verdict in ("FIRST", "REPEAT")
     )
     if identity.time is None:  # an id counts once
         paired = firsts.withColumnRenamed(_AT, _FIRST).join(F.broadcast(copies) if is_few else copies, _ID)

@@ -19,13 +19,26 @@ from pyspark.sql import functions as F
 
 from onefold.chains.columns import START
 from onefold.chains.rules import SEQUENCE_BITS, SEQUENCE_MAX, Floor
-from onefold.spark.columns import RANGE_ENDS, TIME, ChainColumns, ProducerColumns, as_time, moment, quoted, whole
-from onefold.spark.memory import MemoryFolder
+from onefold.producers.records import GAP_COUNT_MAX
+from onefold.producers.restarts import Counters, Runs
+from onefold.spark.columns import (
+    RANGE_ENDS,
+    TIME,
+    ChainColumns,
+    ProducerColumns,
+    as_time,
+    in_order,
+    moment,
+    ordered_time,
+    quoted,
+    whole,
+)
+from onefold.spark.memory import ItemLists, KeyRecords, MemoryFolder
 from onefold.spark.notes import GAP_COLUMNS
 
 LOWER, UPPER = RANGE_ENDS[:2], RANGE_ENDS[2:]
 
-_NUMBER, _PREVIOUS, _BEFORE = "_onefold_number", "_onefold_previous", "_onefold_before"
+_NUMBER, _PREVIOUS, _BEFORE, _TIME = "_onefold_number", "_onefold_previous", "_onefold_before", "_onefold_time"
 NAME = GAP_COLUMNS[:2]
 CHAINS = "chains"
 """The table of a memory that holds heads and gaps, of chains and of producers."""
@@ -70,16 +83,24 @@ def range_end(df: DataFrame, names: ChainColumns, ms: Column, sequence: Column, 
 def missing_sequences(firsts: DataFrame, columns: ProducerColumns | None = None) -> DataFrame:
     """One row per missing range: the producer, ``lower_sequence`` (stored; null: before all) and ``upper_sequence``.
 
-    ``firsts``: the rows whose verdict is FIRST. A producer is taken to begin at sequence 0.
+    ``firsts``: the rows whose verdict is FIRST. A producer is taken to begin at sequence 0. With a ``time``, by which
+    its counter may restart, also ``lower_timestamp``: when the lower end was.
     """
     names = columns or ProducerColumns()
     firsts = names.added_to(firsts)
     names = names.of(firsts)
     key = [F.col(quoted(name)) for name in names.producer]
-    narrow = firsts.select(*key, whole(firsts, names.sequence).alias(_NUMBER))
-    before = F.lag(_NUMBER).over(Window.partitionBy(*key).orderBy(_NUMBER))
-    missing = narrow.withColumn(_BEFORE, before).where(F.col(_NUMBER) - F.coalesce(_BEFORE, F.lit(-1)) > 1)
-    return missing.select(*key, F.col(_BEFORE).alias(LOWER[1]), (F.col(_NUMBER) - 1).alias(UPPER[1]))
+    time = F.lit(0).cast("long") if names.time is None else in_order(firsts, names.time)
+    narrow = firsts.select(*key, whole(firsts, names.sequence).alias(_NUMBER), time.alias(_TIME))
+    order = Window.partitionBy(*key).orderBy(_TIME, _NUMBER)
+    rows = narrow.withColumn(_BEFORE, F.lag(_NUMBER).over(order)).withColumn(_TIME, F.lag(_TIME).over(order))
+    missing = rows.where(F.col(_NUMBER) - F.coalesce(_BEFORE, F.lit(-1)) > 1)
+    lower, upper = F.col(_BEFORE).alias(LOWER[1]), (F.col(_NUMBER) - 1).alias(UPPER[1])
+    return missing.select(*key, *_seen_at(firsts, names, F.col(_TIME)), lower, upper)
+
+
+def _seen_at(rows: DataFrame, names: ProducerColumns, time: Column) -> list[Column]:
+    return [] if names.time is None else [ordered_time(rows, names.time, time).alias(LOWER[0])]
 
 
 _SCHEMA = ", ".join(f"{name} long" for name in GAP_COLUMNS)
@@ -94,13 +115,31 @@ def remembered_gaps(spark: SparkSession, memory: MemoryFolder, below: int) -> Da
     """The gaps that a memory has open below a version: `GAP_COLUMNS`."""
     parts = []
     for _, records in memory.table(CHAINS, below):
-        counts, ends = records.lists["gaps"]
+        counts, ends = gaps_of(records)
         parts.append(np.stack((*(np.repeat(half, counts) for half in (records.key, records.check)), *ends)))
     return _table(spark, np.concatenate(parts, axis=1) if parts else np.empty((4, 0), np.int64))
 
 
+def gaps_of(records: KeyRecords) -> ItemLists:
+    """The gaps of each key: lower and upper ends, and where numbers begin anew, when the lower one was seen."""
+    if "runs" not in records.lists:
+        return records.lists["gaps"]
+    missing = counters_of(records).missing()
+    counts = np.bincount(missing.owner, minlength=len(records.key)).astype(np.int64)
+    return ItemLists(counts, (missing.lower + 1, missing.upper + 1, missing.since))
+
+
+def counters_of(records: KeyRecords, runs_max: int = GAP_COUNT_MAX) -> Counters:
+    """What a memory has of counters that restart, numbered as the records."""
+    counts, runs = records.lists["runs"]
+    return Counters(
+        Runs(np.repeat(np.arange(len(counts)), counts), *runs), records.values["forgotten"].copy(), runs_max
+    )
+
+
 def _table(spark: SparkSession, gaps: NDArray[np.int64]) -> DataFrame:
-    return spark.createDataFrame(pd.DataFrame(dict(zip(GAP_COLUMNS, gaps, strict=True))), _SCHEMA)
+    columns = dict.fromkeys(GAP_COLUMNS, np.zeros(gaps.shape[1], np.int64)) | dict(zip(GAP_COLUMNS, gaps, strict=False))
+    return spark.createDataFrame(pd.DataFrame(columns), _SCHEMA)
 
 
 def gaps_below(
@@ -127,7 +166,7 @@ def key_names(tables: Sequence[DataFrame], key: Sequence[str], wanted: DataFrame
 
 def named_ranges(rows: DataFrame, columns: ChainColumns, gaps: DataFrame, *, floor: Floor = "first") -> DataFrame:
     """What `missing_ranges` tells, from gaps beside their keys; ``rows`` has the types of the columns."""
-    names, (lower, upper) = columns.of(rows), map(F.col, GAP_COLUMNS[2:])
+    names, (lower, upper) = columns.of(rows), map(F.col, GAP_COLUMNS[2:4])
     seen = F.when(lower >= 0, lower)
     ends = [
         end
@@ -138,11 +177,12 @@ def named_ranges(rows: DataFrame, columns: ChainColumns, gaps: DataFrame, *, flo
     return gaps.where(lower >= (START if floor == "open" else 0)).select(*key, *ends)
 
 
-def named_sequences(columns: ProducerColumns, gaps: DataFrame) -> DataFrame:
+def named_sequences(rows: DataFrame, columns: ProducerColumns, gaps: DataFrame) -> DataFrame:
     """What `missing_sequences` tells, from gaps beside their keys, whose ends are sequences counted from 1."""
-    lower, upper = map(F.col, GAP_COLUMNS[2:])
+    lower, upper, since = map(F.col, GAP_COLUMNS[2:])
     ends = F.when(lower > 0, lower - 1).alias(LOWER[1]), (upper - 1).alias(UPPER[1])
-    return gaps.where(lower >= -1).select(*(F.col(quoted(name)) for name in columns.producer), *ends)
+    at = _seen_at(rows, columns, F.when(lower > 0, since))
+    return gaps.where(lower >= -1).select(*(F.col(quoted(name)) for name in columns.producer), *at, *ends)
 
 
 def _number(df: DataFrame, timestamp: str, sequence: str | None) -> Column:

@@ -19,21 +19,26 @@ The rules are those of `onefold.ids`; the memory is that of `memory`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, reduce
 from itertools import chain
 from operator import or_
-from typing import TYPE_CHECKING, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
+from urllib.parse import unquote
 
 import numpy as np
+from pyspark import inheritable_thread_target
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
+from onefold.clock import SECONDS_BELOW
 from onefold.errors import Misuse
 from onefold.hashed_names import find
 from onefold.ids.columns import IdRows, SliceNames, SortedIds, judge_batch, judge_table, refused
-from onefold.ids.rules import ANSWERS, TIME_MAX, IdSettings, OnConflict, window_of
+from onefold.ids.rules import ANSWERS, CHANGED, CONFLICT, SEEN, TIME_MAX, IdSettings, OnConflict, window_of
 from onefold.spark import host
 from onefold.spark.columns import (
     CORRUPT,
@@ -42,24 +47,32 @@ from onefold.spark.columns import (
     TEXT,
     TIME,
     WHOLE,
+    Columns,
+    Computed,
     RoleColumns,
     collation,
+    in_any_case,
     in_order,
     milliseconds,
+    no_column,
     no_time,
     quoted,
     readings,
 )
-from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
+from onefold.spark.engine import FILE, Engine, Identity, Subject, Untold, named_like
 from onefold.spark.fingerprints import hashable
 from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import BUCKETS, FORMAT, Bucket, KeyRecords, MemoryFolder
+from onefold.spark.notes import DIGITS
+from onefold.tally import Tally
+from onefold.verdict import Verdict
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from onefold.settings import Judge
+    from onefold.tally import Tally
 
 Keep = Literal["first", "last"]
 
@@ -101,6 +114,16 @@ def judge_ids(
     return engine.step(MemoryOptions(path=memory, version=version, state_rows_max=state_rows_max, buckets=buckets))
 
 
+class Cell(NamedTuple):
+    column: Column
+    kind: T.DataType
+
+    @property
+    def hashed(self) -> Column:
+        """The value as Spark's own hash can take it."""
+        return hashable(self.column, self.kind)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdColumns(RoleColumns):
     """The names of the columns; None says that there is no such column. Case does not matter where it need not.
@@ -123,16 +146,16 @@ class IdColumns(RoleColumns):
     times = ("time", "order")
     required = ("id", "payload")
 
-    def check(self, df: DataFrame) -> None:
-        own = self.of(df)
+    def check(self, df: Columns) -> None:
+        own, types = self.of(df), self.types(df)
         roles = [(role, name) for role in self.plain for name in getattr(own, role)]
         roles += [(role, name) for role in self.times if (name := getattr(own, role)) is not None]
         for role, name in roles:
-            if name not in df.columns:
-                hint = "" if role in self.required else f"; if there is none: {role}=None"
-                text = f"no column {name!r} ({role}): the columns are {', '.join(df.columns)}"
-                raise Misuse(f"{text}{hint}", column=name, role=role, said=text, required=role in self.required)
-            kind = df.schema[name].dataType
+            if isinstance(name, Computed):
+                continue
+            if name not in types and in_any_case([*types], name) is None:
+                raise no_column(name, role, df.columns, required=role in self.required)
+            kind = types[name if name in types else str(in_any_case([*types], name))]
             shown = f"column {name!r} ({role}) is {kind.simpleString()}"
             if role in self.times and not isinstance(kind, (*WHOLE, *TEXT, *EXACT, *TIME)):
                 raise Misuse(f"{shown}, must be whole numbers or times", column=name)
@@ -148,6 +171,10 @@ class IdColumns(RoleColumns):
                 raise Misuse(f"column {name!r} (id): the missing ranges have a column so named, rename it", column=name)
 
 
+def cell_of(df: DataFrame, name: str) -> Cell:
+    return Cell(F.col(quoted(name)), df.schema[name].dataType)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsEngine(Engine):
     """By the ids that were seen; see `judge_ids`."""
@@ -155,6 +182,7 @@ class IdsEngine(Engine):
     name: ClassVar[str] = "ids"
     answers = ANSWERS
     timed = True
+    tells_copies, knows_gaps = True, False
     ordered_rows = False
 
     columns: IdColumns = field(default_factory=IdColumns)
@@ -185,8 +213,8 @@ class IdsEngine(Engine):
 
     def integers(self, df: DataFrame) -> Integers:
         names = self.columns
-        key, payload = ([hashable(F.col(quoted(name)), df.schema[name].dataType) for name in own]
-                        for own in (names.id, names.payload))  # fmt: skip
+        id, payload = ([cell_of(df, name) for name in own] for own in (names.id, names.payload))
+        key = [cell.hashed for cell in id]
         read = readings(df, [names.time, names.order])
         rows = df.withColumns(read) if read else df
         nothing = F.lit(0).cast("long")
@@ -196,28 +224,24 @@ class IdsEngine(Engine):
         if order is not None:
             turn = F.coalesce(in_order(rows, order), F.lit(host.BEFORE_ALL).cast("long"))
         # Nulls are told apart from nothing: Spark's hash passes over them, and (null, "a") would equal ("a", null).
-        content = [
-            part
-            for name, cell in zip(names.payload, payload, strict=True)
-            for part in (F.col(quoted(name)).isNull(), cell)
-        ]
+        content = [part for cell in payload for part in (cell.column.isNull(), cell.hashed)]
         columns = (
             F.xxhash64(*key),
             F.xxhash64(F.lit(1), *key),
             F.bitwise_not(turn) if self.keep == "last" else turn,
             nothing,
-            self._judged(rows, time),
+            self._judged(rows, id, time),
             host.tie(df, set(self.key)),
             *([F.xxhash64(*content)] if content else []),
         )
         return Integers(columns, read, key)
 
-    def _judged(self, df: DataFrame, time: Column) -> Column:
+    def _judged(self, df: DataFrame, id: Sequence[Cell], time: Column) -> Column:
         """The time of each row, or why it is refused."""
         names = self.columns
         refusals: dict[str, list[Column | None]] = {
             "malformed": [F.col(CORRUPT).isNotNull() if CORRUPT in df.columns else None],
-            "null_id": [F.col(quoted(name)).isNull() for name in names.id],
+            "null_id": [cell.column.isNull() for cell in id],
             "bad_time": [
                 None if names.order is None else no_time(df, names.order),
                 None if names.time is None else time.isNull() | (time <= -TIME_MAX) | (time >= TIME_MAX),
@@ -266,7 +290,7 @@ class IdsEngine(Engine):
         own += [("time", present.time)] if present.time is not None else []
         columns: dict[str, str] = {}
         for role, name in own:
-            column = f"{name} {df.schema[name].dataType.simpleString()}"
+            column = f"{name} {cell_of(df, name).kind.simpleString()}"
             columns[role] = f"{columns[role]}, {column}" if role in columns else column
         window = "off" if self.window_ms is None else self.window_ms
         return {"engine": self.name, "state": FORMAT, **columns, "window_ms": window, "buckets": options.buckets}
@@ -294,26 +318,172 @@ class IdsEngine(Engine):
     def still_missing(self, rows: DataFrame, memory: MemoryFolder, below: int, *more: DataFrame) -> DataFrame:
         return self.missing(rows)
 
-    def keys(self, rows: DataFrame) -> int:
-        return rows.where(F.col(host.VERDICT) == "FIRST").count()
+    def keys(self, rows: DataFrame, tally: Tally) -> int:
+        return tally.count(Verdict.FIRST)
 
-    def cannot_tell(self) -> Sequence[Untold]:
+    def cannot_tell(self, tally: Tally) -> Sequence[Untold]:
         what = "what was lost: an id says nothing of the messages around it, a running number per sender does"
-        return (Untold("lost", f'{what} (engine "producers")', "sequence", "COLUMN"),)
+        return (Untold("lost", what, "engine", "producers"),)
+
+    def copies(self, rows: DataFrame, tally: Tally) -> Mapping[str, Any]:
+        count = tally.count(*SEEN) + tally.count(*CONFLICT) + tally.count(*CHANGED)
+        return copies_of(rows, self.columns, count) if count else {"copies": 0, "ids": 0}
 
     def subject(self, rows: DataFrame) -> Subject:
         names, key = self.columns, self.key
         order = names.order or names.time
-        timed = names.order is not None and isinstance(rows.schema[names.order].dataType, TIME)
+        timed = names.order is not None and isinstance(rows.schema[names.order].dataType, (*TIME, *TEXT))
         return Subject(
             key=key,
             identity=Identity(names=key) if key else None,
             order=order,
             axis=names.time or (names.order if timed else None),
             arrival=names.order if timed else None,
-            no_arrival="no time of arrival: judge.order must be a column of timestamps",
+            arrival_least=SECONDS_BELOW,
+            no_arrival="no time of arrival: judge.order must be a column of times",
             window_ms=self.window_ms,
         )
+
+
+WITHIN_MS: Final = (
+    0, 1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000, 86_400_000, 7 * 86_400_000, 30 * 86_400_000,
+)  # fmt: skip
+"""The lines of the table of lags."""
+WINDOW_SHARES: Final = (0.99, 0.999, 0.9999)
+MOST_SHOWN: Final = 20
+SAMPLE_CHARS_MAX: Final = 120
+COPIES_SENT_MAX: Final = 2_000_000
+"""So many copies, of about 100 bytes, go to every task and meet their firsts there; more are shuffled with them."""
+_NAME, _MS, _ID, _LAG = ("_onefold_a", "_onefold_b"), "_onefold_ms", "_onefold_id", "_onefold_lag"
+
+
+def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]:
+    """Of how many ids the ``count`` copies among judged rows of a table are, through which `FILE` they and their firsts
+    came, how long after, which ids have most, and which columns of content contradict the first.
+
+    Cost: a join of the copies with their firsts, which is kept while a few small aggregates look at it.
+    """
+    paired = _paired(rows, columns, is_few=count <= COPIES_SENT_MAX).persist()
+    content = [f"c{i}" for i in range(len(columns.payload))]
+    differs = {
+        name: ~F.col(f"first.{c}").eqNullSafe(F.col(f"copy.{c}"))
+        for name, c in zip(columns.payload, content, strict=True)
+    }
+    try:
+        lag, one = F.col(_LAG), F.lit(1)
+        cells = {
+            "timed": F.count(lag), "most_ms": F.max(lag),
+            "conflicts": F.count_if(reduce(or_, differs.values(), F.lit(False))),
+            **{f"within_{ms}": F.count_if(lag <= ms) for ms in WITHIN_MS},
+            **{f"differs_{i}": F.count_if(cell) for i, cell in enumerate(differs.values())},
+            **{f"{end.__name__}_{side}": end(f"{side}.{FILE}") for end in (F.min, F.max) for side in ("first", "copy")},
+        }  # fmt: skip
+        sums = paired.agg(*(cell.alias(name) for name, cell in cells.items())).collect()[0].asDict()
+        is_one = all(sums[f"min_{side}"] == sums[f"max_{side}"] for side in ("first", "copy"))
+        only = [{"first": sums["min_first"], "copy": sums["min_copy"], "count": count}] if is_one else []
+        through = paired.groupBy(F.col(f"first.{FILE}").alias("first"), F.col(f"copy.{FILE}").alias("copy")).count()
+        often = paired.groupBy(*_NAME).agg(F.count(one).alias("count"), F.any_value(_ID).alias(_ID))
+        line, rank = F.struct(_ID, "count"), F.struct("count", *_NAME)
+        ranked = often.agg(F.count(one).alias("ids"), F.max_by(line, rank, MOST_SHOWN).alias("worst"))
+        looks: list[Callable[[], Any]] = [
+            lambda: only or through.orderBy(F.desc("count"), "first", "copy").limit(MOST_SHOWN).collect(),
+            lambda: ranked.collect()[0],
+            lambda: _lag_table(paired, columns, sums),
+            lambda: _conflicts(paired, differs) if sums["conflicts"] else [],
+        ]
+        # All at once: of a small table most of the time is planning, in which the cores have nothing to do.
+        with ThreadPoolExecutor(len(looks), thread_name_prefix="onefold-copies") as threads:
+            begun = [threads.submit(inheritable_thread_target(rows.sparkSession)(look)) for look in looks]
+            places, (ids, worst), lags, conflicts = (look.result() for look in begun)
+        return {
+            "copies": count,
+            "ids": ids,
+            "worst": [{"id": row[_ID].asDict(), "copies": row["count"]} for row in worst],
+            "from": _places(places),
+            "lags": lags,
+            "conflicts": {
+                "copies": sums["conflicts"],
+                "columns": {name: sums[f"differs_{i}"] for i, name in enumerate(differs)},
+                "shown": conflicts,
+            },
+        }
+    finally:
+        paired.unpersist()
+
+
+def _paired(rows: DataFrame, columns: IdColumns, *, is_few: bool) -> DataFrame:
+    """Every copy beside its first: their name, the id as text, ``first`` and ``copy``, and the lag in ms."""
+    id, payload = ([cell_of(rows, name) for name in own] for own in (columns.id, columns.payload))
+    key = [cell.hashed for cell in id]
+    at = F.lit(None).cast("long") if columns.order is None else milliseconds(rows, columns.order)
+    shown = [_text(cell).alias(name) for cell, name in zip(id, columns.id, strict=True)]
+    content = [
+        F.when(cell.column.isNotNull(), F.xxhash64(cell.hashed)).alias(f"c{i}") for i, cell in enumerate(payload)
+    ]
+    texts = [_text(cell).alias(f"t{i}") for i, cell in enumerate(payload)]
+    every = rows.select(
+        F.xxhash64(*key).alias(_NAME[0]), F.xxhash64(F.lit(1), *key).alias(_NAME[1]), host.VERDICT, host.REASON,
+        F.struct(*shown).alias(_ID), F.struct(at.alias(_MS), FILE, *content, *texts).alias("row"),
+    )  # fmt: skip
+    copies = every.where(F.col(host.REASON).isin("seen", "conflict", "changed")).select(
+        *_NAME, F.col("row").alias("copy")
+    )
+    firsts = every.where(F.col(host.VERDICT) == "FIRST").select(*_NAME, _ID, F.col("row").alias("first"))
+    first, copy = (F.col(f"{side}.{_MS}") for side in ("first", "copy"))
+    # Whole numbers that would be times of before 1973 are offsets.
+    lag = F.when(F.least(first, copy) >= SECONDS_BELOW, F.try_subtract(copy, first))
+    return firsts.join(F.broadcast(copies) if is_few else copies, [*_NAME]).withColumn(_LAG, lag)
+
+
+def _places(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Through which files copies and firsts came; of files what their paths do not share."""
+    names = {row[side] for row in rows for side in ("first", "copy")}
+    cut = {name: name for name in names}
+    if all(":/" in str(name) for name in names):
+        parts = {name: name.split("/") for name in names}
+        folders = [each[:-1] for each in parts.values()]
+        pairs = enumerate(zip(min(folders), max(folders), strict=False))
+        shared = next((i for i, (low, high) in pairs if low != high), min(map(len, folders)))
+        cut = {name: unquote("/".join(each[shared:])) for name, each in parts.items()}
+    return [{"first": cut[row["first"]], "copy": cut[row["copy"]], "copies": row["count"]} for row in rows]
+
+
+def _text(cell: Cell) -> Column:
+    return F.substring(cell.column.cast("string"), 1, SAMPLE_CHARS_MAX)
+
+
+def _lag_table(paired: DataFrame, columns: IdColumns, sums: Mapping[str, Any]) -> dict[str, Any]:
+    if columns.order is None:
+        return {"why_not": "no column says when a row came in; --order COLUMN would tell"}
+    if not sums["timed"]:
+        return {"why_not": f"column {columns.order!r} orders the rows, but is no time"}
+    from onefold.spark.window import Distribution, rank_of  # not in the tasks that judge, to which this file goes
+
+    lags, windows = Distribution.of(paired, _LAG), []
+    upto = np.cumsum(lags.count)
+    for share in WINDOW_SHARES:  # the window is that of the end of a bucket, up to one part in two thousand longer
+        at = int(np.searchsorted(upto, rank_of(share, lags.total)))
+        lower, caught = int(lags.lower[at]), int(upto[at])
+        end = min(lower + (1 << max(0, lower.bit_length() - DIGITS)) - 1, lags.most)
+        windows.append({"share": share, "window_ms": end, "caught": caught, "leaked": lags.total - caught})
+    within = [[ms, sums[f"within_{ms}"]] for ms in WITHIN_MS]
+    return {
+        "column": columns.order, "count": sums["timed"], "most_ms": sums["most_ms"], "within": within,
+        "windows": windows,
+    }  # fmt: skip
+
+
+def _conflicts(paired: DataFrame, differs: Mapping[str, Column]) -> list[dict[str, Any]]:
+    """Some of the copies that contradict their firsts, with what does."""
+    cells = [F.when(cell, F.lit(name)) for name, cell in differs.items()]
+    wrong = paired.where(reduce(or_, differs.values())).orderBy(*_NAME).limit(MOST_SHOWN // 2)
+    lines = []
+    for row in wrong.withColumn("differs_in", F.array_compact(F.array(*cells))).collect():
+        sides = ({name: row[side][f"t{i}"] for i, name in enumerate(differs)} for side in ("first", "copy"))
+        lines.append(
+            {**row[_ID].asDict(), "differs_in": row["differs_in"], **dict(zip(("row_a", "row_b"), sides, strict=True))}
+        )
+    return lines
 
 
 def _rows(rows: KeyColumns) -> IdRows:

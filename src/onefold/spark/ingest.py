@@ -45,7 +45,7 @@ from pyspark.sql import types as T
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
-from onefold.spark.columns import CORRUPT, TEXT, milliseconds, quoted, whole
+from onefold.spark.columns import CORRUPT, TEXT, milliseconds, no_number, quoted, whole
 from onefold.spark.dialect import SPARK, kinds, try_cast, valid_utf8
 from onefold.spark.engine import Named
 from onefold.spark.files import (
@@ -107,6 +107,8 @@ class SourceSpec:
     """Whether values of partition folders are text, or what Spark takes them for."""
     only: Collection[str] | None = None
     """The paths of those of its files that are read; None: all."""
+    probed: bool = False
+    """Whether somebody looked already whether there are numbers and times where they should be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ def open_source(spark: SparkSession, source: SourceSpec, columns: Named, *, coun
             opened = OpenSource(_loaded(spark, spark.read.options(**options), kind, source.path), Manifest(why_not=why))
         opened = replace(opened, rows=columns.added_to(opened.rows))
         columns.check(opened.rows)
-        _refuse_words(opened.rows, columns)
+        if not source.probed:
+            _refuse_words(opened.rows, columns)
     return opened
 
 
@@ -277,8 +280,7 @@ def _refuse_words(df: DataFrame, columns: Named) -> None:
     row = head.agg(*cells).collect()[0]
     for name, count, example in zip(texts, row[::2], row[1::2], strict=True):
         if count == 0 and example is not None:
-            what = "a whole number or a time" if roles[name] in TIMES else "a whole number"
-            raise Misuse(f"column {name!r} is text without {what} in it, such as {example!r}", column=name)
+            raise no_number(name, roles[name], example)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,9 +41,9 @@ from onefold.verdict import Answer, Verdict
 Int64s: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
 
-GAP_COLUMNS: Final = "_onefold_key", "_onefold_check", "_onefold_lower", "_onefold_upper"
+GAP_COLUMNS: Final = "_onefold_key", "_onefold_check", "_onefold_lower", "_onefold_upper", "_onefold_since"
 """Of a missing range: the hash of its key in two halves, and both ends as the engine counts. A lower end below 0: it
-lies before all that was seen."""
+lies before all that was seen. Where numbers begin anew, also when the lower end was seen."""
 DIGITS: Final = 12
 """Lags of so many binary digits are exact, longer ones rounded down to as many."""
 KEYS_MAX: Final = 20
@@ -60,6 +60,9 @@ class NoteRules:
     answers: Sequence[Answer]
     claims: Literal["previous", "one_below"] | None
     """What a message says of the one before it: the column of previous numbers, or its own number less one."""
+    restarts: bool = False
+    """Whether numbers begin anew: then arrivals are times, which messages are told apart by and put in order by too,
+    and arrivals stand where previous numbers do."""
     is_floor_open: bool  # whether what the first message claims to come before it is missing
     ms_bits: int  # how far a number is shifted to be what people see of it
     is_time: bool  # whether that is a time, so that the share that is missing is one of time
@@ -101,7 +104,7 @@ class NoteTaker:
         name, storage = f"{0 if context is None else context.partitionId():05}", Storage(self._folder)
         if len(gaps[0]):
             sink = pa.BufferOutputStream()
-            pq.write_table(pa.table(dict(zip(GAP_COLUMNS, gaps, strict=True))), sink)
+            pq.write_table(pa.table(dict(zip(GAP_COLUMNS, gaps, strict=False))), sink)
             storage.write(f"{name}.parquet", sink.getvalue().to_pybytes())
         storage.write(f"{name}.json", json.dumps(summary).encode())
 
@@ -119,7 +122,12 @@ def noted(
     begins = np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))
     starts, owner = np.flatnonzero(begins), np.cumsum(begins) - 1
     counts = np.bincount(4 * owner + verdict, minlength=4 * len(starts)).reshape(-1, 4)
-    order, _ = in_chain_order(Rows(begins, previous, number))
+    time = arrival
+    if rules.restarts:
+        arrival = previous
+        order: Any = ranked(owner, time, number)
+    else:
+        order, _ = in_chain_order(Rows(begins, previous, number))
     first = np.flatnonzero(verdict == 0)
     first = first[np.argsort(order[first], kind="stable")]
     shown = number >> rules.ms_bits
@@ -127,15 +135,26 @@ def noted(
     forgotten = np.array([answer.reason == "forgotten" for answer in rules.answers])[codes][turn]
     mark = np.full(len(starts), -1, np.int64)
     np.maximum.at(mark, owner[forgotten], shown[forgotten])
-    lower, upper, gap_owner = _gaps(rules, owner[first], number[first], previous[first])
+    lower, upper, above = _gaps(rules, owner[first], number[first], previous[first])
+    gap_owner = owner[first][above]
     base = 1 if rules.claims == "one_below" else 0  # a memory counts such numbers from 1
-    return (keys.key[gap_owner], keys.check[gap_owner], lower + base, upper + base), {
+    since = [time[first[above - 1]]] if rules.restarts else []
+    return (keys.key[gap_owner], keys.check[gap_owner], lower + base, upper + base, *since), {
         "codes": np.bincount(codes, minlength=len(rules.answers)).tolist(),
         "keys": int(np.count_nonzero(counts[:, 0])),
         "worst": _worst(keys, rules.keys_max),
         "strips": _strips(rules, keys, mark, lower >> rules.ms_bits, upper >> rules.ms_bits, gap_owner),
         "lags": _lags(rules, order, first, np.flatnonzero(verdict == 1), arrival),
     }
+
+
+def ranked(*columns: Int64s) -> Int64s:
+    """The place of each row among the different ones, by the first column, then the second..."""
+    turn = np.lexsort(columns[::-1])
+    other = np.logical_or.reduce([column[turn][1:] != column[turn][:-1] for column in columns])
+    rank = np.empty(len(turn), np.int64)
+    rank[turn] = np.concatenate(([0], np.cumsum(other)))[: len(turn)]
+    return rank
 
 
 def by_name(key: Int64s, check: Int64s) -> Int64s:
@@ -168,14 +187,13 @@ def _spans(owner: Int64s, shown: Int64s, first: Int64s, keys: int) -> tuple[Int6
     least, most = np.zeros(keys, np.int64), np.zeros(keys, np.int64)
     owners = owner[first]
     at = np.flatnonzero(np.concatenate(([True], owners[1:] != owners[:-1]))[: len(owners)])
-    least[owners[at]] = shown[first[at]]
     if len(at):
-        most[owners[at]] = shown[first[np.append(at[1:], len(first)) - 1]]
+        least[owners[at]], most[owners[at]] = (by.reduceat(shown[first], at) for by in (np.minimum, np.maximum))
     return least, most
 
 
 def _gaps(rules: NoteRules, owner: Int64s, number: Int64s, previous: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Lower and upper ends of what is missing, and whose it is, of firsts that are sorted by key and number."""
+    """Lower and upper ends of what is missing, and the row above it, of firsts that are sorted by key and number."""
     if rules.claims is None or not len(owner):
         return (np.empty(0, np.int64),) * 3
     claim = previous if rules.claims == "previous" else number - 1
@@ -185,7 +203,7 @@ def _gaps(rules: NoteRules, owner: Int64s, number: Int64s, previous: Int64s) -> 
     missing &= claim != NO_PREVIOUS
     if not rules.is_floor_open:
         missing &= ~begins
-    return before[missing], claim[missing], owner[missing]
+    return before[missing], claim[missing], np.flatnonzero(missing)
 
 
 def _worst(keys: _Keys, most: int) -> list[dict[str, Any]]:

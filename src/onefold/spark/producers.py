@@ -16,6 +16,9 @@ What chains do not know is done around them:
 
 A negative sequence marks a row that was refused before it came here: ``refused(code)`` is answered with ``code``.
 
+With a ``time`` counters may restart, and producers are no chains: rows are judged in the order of their times, by the
+rules of `onefold.producers.restarts`. ``order`` only says then which of the copies counts.
+
 With a memory, a producer's record is that of its chain, its highest epoch and the digests of the last ``digests_max``
 sequences stored. Within a batch a repeat is compared with its first, however far apart they are; across batches, with
 these digests: every conflict of the scalar engine is found.
@@ -23,13 +26,14 @@ these digests: every conflict of the scalar engine is found.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from onefold.chains import columns as P
@@ -37,15 +41,19 @@ from onefold.chains.columns import NO_PREVIOUS, ChainMessages, ColumnarDetector
 from onefold.chains.rules import ANSWERS as CHAIN_ANSWERS
 from onefold.chains.rules import ChainSettings
 from onefold.errors import Misuse
+from onefold.hashed_names import find
 from onefold.producers import records as A
 from onefold.producers.records import ANSWERS, DIGESTS_MAX, GAP_COUNT_MAX, MemoryKind, SequenceBounds
+from onefold.producers.restarts import NEVER, Counters, Runs, SortedCounters, begins
 from onefold.spark import host
 from onefold.spark.chains import recalled, remember, without_idle
 from onefold.spark.columns import (
     CORRUPT,
     EXACT,
+    RANGE_ENDS,
     TEXT,
     TIME,
+    WHOLE,
     ProducerColumns,
     in_order,
     no_time,
@@ -55,14 +63,16 @@ from onefold.spark.columns import (
     whole,
 )
 from onefold.spark.engine import Engine, Identity, Subject, Untold, named_like
-from onefold.spark.gaps import missing_sequences, named_sequences
+from onefold.spark.gaps import CHAINS, counters_of, missing_sequences, named_sequences
 from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning, of_columns
-from onefold.spark.memory import BUCKETS, FORMAT, Bucket, ItemLists, KeyRecords
-from onefold.spark.notes import NoteRules
+from onefold.spark.memory import BUCKETS, FORMAT, Bucket, ItemLists, KeyRecords, by_name
+from onefold.spark.notes import NoteRules, ranked
+from onefold.verdict import Verdict
 
 if TYPE_CHECKING:
     from onefold.settings import Judge
+    from onefold.tally import Tally
 
 Bools: TypeAlias = NDArray[np.bool_]
 
@@ -81,19 +91,13 @@ _OF_CHAIN: Final = np.array(  # the producers' code of each code of the chains
     [next((CODES[a.reason] for a, codes in _MEANINGS.items() if i in codes), -1) for i in range(len(CHAIN_ANSWERS))],
     np.int8,
 )
-_STORED: Final = np.array([answer in (A.NEW, A.FILLS_GAP) for answer in A.ANSWERS])
+_STORED: Final = np.array([answer in (A.NEW, A.FILLS_GAP, A.RESTARTED) for answer in A.ANSWERS])
 _BEHIND: Final = np.array([answer in (A.SEEN, A.BEHIND_HIGHEST, A.FORGOTTEN) for answer in A.ANSWERS])
 
 
 def refused(reason: str) -> int:
     """The sequence that stands for "refused already, for this reason"."""
     return -1 - CODES[reason]
-
-
-def begins(*names: Int64s) -> Bools:
-    """Which rows are the first of their producer; its name may be several columns."""
-    changes = np.logical_or.reduce([name[1:] != name[:-1] for name in names])
-    return np.concatenate(([True], changes))[: len(names[0])]
 
 
 class Digests(NamedTuple):
@@ -227,6 +231,46 @@ def _slots(rows: Digests, bits: int) -> NDArray[np.uint64]:
     return (mixed * np.uint64(0xFF51AFD7ED558CCD)) >> np.uint64(64 - bits)
 
 
+class Stored(NamedTuple):
+    """What was stored of counters that restart, where a number alone does not name a message."""
+
+    owner: Int64s
+    sequence: Int64s
+    digest: Int64s
+    time: Int64s
+
+    @classmethod
+    def none(cls) -> Stored:
+        return cls(*(np.empty(0, np.int64) for _ in cls._fields))
+
+    def reviewed(self, codes: Codes, rows: Stored, count_max: int) -> Stored:
+        """Write ``conflict`` into the codes of rows that contradict what is stored, and tell what is stored by now."""
+        both = Stored(*(np.concatenate(pair) for pair in zip(self, rows, strict=True)))
+        named = Digests(both.owner, ranked(both.sequence, both.time), both.digest)
+        count = len(self.owner)
+        new = np.arange(count, len(both.owner))
+        conflicts, _ = contradictions(named.take(new), codes, named.take(np.arange(count)))
+        codes[conflicts] = CODES["conflict"]
+        stays = np.concatenate((np.arange(count), new[_STORED[codes]]))
+        stays = stays[np.argsort(both.owner[stays], kind="stable")]
+        owner = both.owner[stays]
+        stays = stays[np.searchsorted(owner, owner, "right") - np.arange(len(owner)) <= count_max]
+        return Stored(*(column[stays] for column in both))
+
+
+def listed(items: Runs | Stored, keys: int) -> ItemLists:
+    return ItemLists(np.bincount(items.owner, minlength=keys).astype(np.int64), tuple(items[1:]))
+
+
+def give_up_idle(records: KeyRecords, counters: Counters, options: MemoryOptions, now_ms: int) -> None:
+    """Of producers that were not heard from for long only the newest run is kept."""
+    if options.idle_ms is not None:
+        owner = counters.runs.owner
+        is_last = np.append(owner[1:] != owner[:-1], True)[: len(owner)]
+        heard = records.values["heard"]
+        counters.give_up(((heard < now_ms - options.idle_ms) & (heard > 0))[owner] & ~is_last)
+
+
 class ColumnarSequences:
     """Judges a table's rows, in batches over which the rows of a producer must be contiguous.
 
@@ -300,17 +344,22 @@ class ColumnarSequences:
 
 
 def judge_producers(
-    columns: ProducerColumns | None = None, *, remember: MemoryKind = "highest", digests_max: int = DIGESTS_MAX,
+    columns: ProducerColumns | None = None, *, time: str | None = None, remember: MemoryKind | None = None,
+    digests_max: int = DIGESTS_MAX,
     gap_count_max: int = GAP_COUNT_MAX, jump_max: int | None = None, partitions: int | None = None,
     rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX, memory: str | None = None, version: int | None = None,
     idle_ms: int | None = None, state_rows_max: int | None = None, buckets: int = BUCKETS,
 ) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of numbered messages.
 
-    ``remember``: "highest" takes all that is not above the highest sequence for a repeat, as the log of PIP-6 does;
-    "gaps" knows up to ``gap_count_max`` missing ranges per producer, and what fills one is FIRST. The rows come out in
-    no particular order. ``jump_max``: a sequence that lies more than so much above the highest one before it is
-    rejected; None: any is taken.
+    ``time``: the column with the time that the producer gave the message, which copies share (``columns.time`` says the
+    same): where the sequence falls and the time rises, the counter of the producer restarted, and its epochs are told
+    apart. Then gaps are remembered, of all epochs, and neither ``jump_max`` nor an epoch column may be named.
+
+    ``remember``: "highest", the default without a ``time``, takes all that is not above the highest sequence for a
+    repeat, as the log of PIP-6 does; "gaps" knows up to ``gap_count_max`` missing ranges per producer, and what fills
+    one is FIRST. The rows come out in no particular order. ``jump_max``: a sequence that lies more than so much above
+    the highest one before it is rejected; None: any is taken.
 
     ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
 
@@ -324,13 +373,51 @@ def judge_producers(
     kinds: dict[str | None, MemoryKind] = {"highest": "highest", "gaps": "gaps"}
     if memory in kinds:
         remember, memory = kinds[memory], None
+    columns = columns or ProducerColumns()
+    columns = columns if time is None else replace(columns, time=time)
     engine = ProducersEngine(
-        columns=columns or ProducerColumns(), memory=remember, digests_max=digests_max, gap_count_max=gap_count_max,
+        columns=columns, memory=remember or usual_memory(columns), digests_max=digests_max, gap_count_max=gap_count_max,
         jump_max=jump_max, partitions=partitions, rows_in_memory_max=rows_in_memory_max,
     )  # fmt: skip
     return engine.step(
         MemoryOptions(path=memory, version=version, idle_ms=idle_ms, state_rows_max=state_rows_max, buckets=buckets)
     )
+
+
+TIME_NAMES: Final = re.compile(r"time|date|(^|_)ts($|_)|_(at|ms)$", re.IGNORECASE)
+LOOKS_MAX: Final = 4
+"""How many columns are tried as times; each is a pass over the rows."""
+NEAR: Final = 10
+"""How far above the lowest sequence a producer may begin anew, as the first messages may be lost; but not beyond a
+tenth of all its sequences."""
+
+
+def might_be_time(rows: DataFrame, name: str) -> bool:
+    kind = rows.schema[name].dataType
+    return isinstance(kind, TIME) or (isinstance(kind, (*TEXT, *WHOLE)) and TIME_NAMES.search(name) is not None)
+
+
+def anew_by_time(rows: DataFrame, names: ProducerColumns, firsts: int) -> tuple[int, int, int, int]:
+    """How many messages share their sequence with one of another time, how often the sequence falls while the time
+    rises, how often to the beginning, and in how many producers."""
+    key, time = [F.col(quoted(name)) for name in names.producer], in_order(rows, str(names.time))
+    number = whole(rows, names.sequence)
+    narrow = rows.select(F.struct(*key).alias("key"), time.alias("time"), number.alias("number")).dropna()
+    each = Window.partitionBy("key")
+    before = F.lag(F.struct("time", "number")).over(each.orderBy("time", "number"))
+    looked = narrow.distinct().withColumns(
+        {"before": before, "least": F.min("number").over(each), "most": F.max("number").over(each)}
+    )
+    falls = F.col("number") <= F.col("before.number")
+    near = F.least(F.call_function("div", F.col("most") - F.col("least"), F.lit(10)), F.lit(NEAR))
+    anew = falls & (F.col("number") <= F.col("least") + near)
+    figures = F.count("*"), F.count_if(falls), F.count_if(anew), F.count_distinct(F.when(anew, F.col("key")))
+    messages, fallen, begun, producers = looked.agg(*figures).collect()[0]
+    return messages - firsts, fallen, begun, producers
+
+
+def usual_memory(columns: ProducerColumns) -> MemoryKind:
+    return "highest" if columns.time is None else "gaps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,14 +437,21 @@ class ProducersEngine(Engine):
         SequenceBounds(
             self.memory, gap_count_max=self.gap_count_max, digests_max=self.digests_max, jump_max=self.jump_max
         ).checked()
+        if (time := self.columns.time) is not None:
+            others = {"epoch": self.columns.epoch, "jump_max": self.jump_max}
+            for name, value in (*others.items(), ("memory", "highest" if self.memory == "highest" else None)):
+                if value is not None:
+                    raise Misuse(f"{name} is {value!r}, but a time ({time!r}) tells the epochs: name one of the two")
         Engine.__post_init__(self)
 
     @classmethod
     def configured(cls, judge: Judge, *, strategy: str, partitions: int | None) -> ProducersEngine:
         if judge.sequence is None:
             raise Misuse('judge.sequence: is "none", but producers are judged by it')
+        columns = ProducerColumns(**named_like(ProducerColumns, judge))
         own = named_like(cls, judge) | {"jump_max": None if judge.jump_max == "off" else judge.jump_max}
-        return cls(columns=ProducerColumns(**named_like(ProducerColumns, judge)), **own, partitions=partitions)
+        own["memory"] = usual_memory(columns) if judge.memory == "auto" else judge.memory
+        return cls(columns=columns, **own, partitions=partitions)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -365,17 +459,20 @@ class ProducersEngine(Engine):
 
     def integers(self, df: DataFrame) -> Integers:
         names, key = self.columns, [F.col(quoted(name)) for name in self.key]
-        read = readings(df, [names.order])
+        read = readings(df, [names.order, names.time])
         rows = df.withColumns(read) if read else df
         sequence = whole(df, names.sequence)
-        order = sequence if names.order is None else in_order(rows, names.order)
+        before_all = F.lit(host.BEFORE_ALL).cast("long")
+        order = sequence if names.order is None else F.coalesce(in_order(rows, names.order), before_all)
         none = F.lit(NO_EPOCH).cast("long")
         epoch = none if names.epoch is None else F.greatest(F.coalesce(whole(df, names.epoch), none), none)
+        if names.time is not None:
+            order, epoch = F.coalesce(in_order(rows, names.time), before_all), none if names.order is None else order
         payload = [part for name in names.payload for part in (F.col(quoted(name)).isNull(), F.col(quoted(name)))]
         columns = (
             F.xxhash64(*key),
             F.xxhash64(F.lit(1), *key),
-            F.coalesce(order, F.lit(host.BEFORE_ALL).cast("long")),
+            F.coalesce(order, before_all),
             epoch,
             self._judged(rows, sequence),
             host.tie(df, {*names.producer, names.sequence}),
@@ -394,7 +491,7 @@ class ProducersEngine(Engine):
             nameless = nameless | F.col(quoted(name)).isNull()
         refusals = {
             "bad_sequence": sequence.isNull() | (sequence < 0) | (sequence == (1 << 63) - 1),
-            "bad_time": None if names.order is None else no_time(df, names.order),
+            "bad_time": self._no_time(df),
             "null_key": nameless,
             "malformed": unreadable,
         }
@@ -403,7 +500,19 @@ class ProducersEngine(Engine):
                 sequence = F.when(condition, F.lit(refused(reason)).cast("long")).otherwise(sequence)
         return sequence
 
+    def _no_time(self, df: DataFrame) -> Column | None:
+        names = self.columns
+        order = None if names.order is None else no_time(df, names.order)
+        if names.time is None:
+            return order
+        time = in_order(df, names.time)
+        timeless = time.isNull() | (time == NEVER)
+        return timeless if order is None else timeless | order
+
     def judge_partition(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
+        if self.columns.time is not None:
+            wanted = (2, 4, *((host.SORTED,) if self.columns.payload else ()))
+            return host.judge_partition(parts, SortedCounters().judge, self.rows_in_memory_max, wanted=wanted)
         sequences = ColumnarSequences(self.memory, self.gap_count_max, self.jump_max)
         if not self.columns.payload:
             return host.judge_partition(parts, sequences.judge, self.rows_in_memory_max)
@@ -417,7 +526,46 @@ class ProducersEngine(Engine):
         good = np.flatnonzero(rows.number >= 0)
         if len(good):
             own = rows if len(good) == len(codes) else rows.take(good)
-            codes[good] = self._judge_bucket(own, bucket, options, now_ms)
+            judge = self._judge_bucket if self.columns.time is None else self._judge_restarts
+            codes[good] = judge(own, bucket, options, now_ms)
+        return codes
+
+    def _judge_restarts(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
+        first = begins(rows.key, rows.key_check)
+        key, check = rows.key[first], rows.key_check[first]
+        turn = by_name(key, check)
+        key, check, rank = key[turn], check[turn], np.argsort(turn)[np.cumsum(first) - 1]
+        known = bucket.find(CHAINS, key, check)
+        at = np.full(len(key), -1) if known is None else find(known.key, known.check, key, check)
+        if options.state_rows_max is not None:
+            room = (at >= 0) | (np.cumsum(at < 0) <= options.state_rows_max - bucket.figures["keys"])
+            if not room.all():
+                codes = np.full(len(rank), CODES["state_full"], np.int8)
+                if len(some := np.flatnonzero(room[rank])):
+                    codes[some] = self._judge_restarts(rows.take(some), bucket, options, now_ms)
+                return codes
+        counters, stored = Counters.none(len(key), self.gap_count_max), Stored.none()
+        if known is not None:
+            own = np.flatnonzero(at >= 0)
+            before = counters_of(known, self.gap_count_max)
+            bucket.figures["gaps"] -= len(before.missing().owner)
+            give_up_idle(known, before, options, now_ms)
+            counters.runs = before.runs._replace(owner=own[before.runs.owner])
+            counters.forgotten[own] = before.forgotten
+            counts, digests = known.lists["digests"]
+            stored = Stored(np.repeat(own, counts), *digests)
+        by_owner = np.argsort(rank, kind="stable")  # by name, not as the producers came
+        owner, time, sequence = rank[by_owner], rows.arrival[by_owner], rows.number[by_owner]
+        judged = counters.judge(owner, time, sequence)
+        if rows.more:
+            stored = stored.reviewed(judged, Stored(owner, sequence, rows.more[0][by_owner], time), self.digests_max)
+        bucket.figures["keys"] += int(np.count_nonzero(at < 0))
+        bucket.figures["gaps"] += len(counters.missing().owner)
+        values = {"heard": np.full(len(key), now_ms, np.int64), "forgotten": counters.forgotten}
+        lists = {name: listed(items, len(key)) for name, items in (("runs", counters.runs), ("digests", stored))}
+        bucket.keep(CHAINS, KeyRecords(key, check, values, lists))
+        codes = np.empty(len(rank), np.int8)
+        codes[by_owner] = judged
         return codes
 
     def _judge_bucket(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
@@ -474,7 +622,14 @@ class ProducersEngine(Engine):
     def compacted(
         self, table: str, records: KeyRecords, figures: dict[str, int], options: MemoryOptions, now_ms: int
     ) -> KeyRecords:
-        return without_idle(records, figures, options, now_ms)
+        if "runs" not in records.lists:
+            return without_idle(records, figures, options, now_ms)
+        counters = counters_of(records)
+        figures["gaps"] -= len(counters.missing().owner)
+        give_up_idle(records, counters, options, now_ms)
+        figures["gaps"] += len(counters.missing().owner)
+        lists = {**records.lists, "runs": listed(counters.runs, len(records.key))}
+        return records._replace(values={**records.values, "forgotten": counters.forgotten}, lists=lists)
 
     def meaning(self, df: DataFrame, options: MemoryOptions) -> Meaning:
         return {
@@ -491,8 +646,12 @@ class ProducersEngine(Engine):
         missing = missing_sequences(firsts, self.columns)
         return missing if self.memory == "gaps" else missing.limit(0)
 
+    def missing_messages(self, ranges: DataFrame) -> Column:
+        _, lower, _, upper = RANGE_ENDS
+        return F.sum(F.col(upper) - F.coalesce(F.col(lower), F.lit(-1)))
+
     def named_gaps(self, rows: DataFrame, gaps: DataFrame) -> DataFrame:
-        missing = named_sequences(self.columns, gaps)
+        missing = named_sequences(rows, self.columns, gaps)
         return missing if self.memory == "gaps" else missing.limit(0)
 
     def note_rules(self, df: DataFrame) -> NoteRules:
@@ -500,29 +659,54 @@ class ProducersEngine(Engine):
         return NoteRules(
             answers=self.answers,
             claims="one_below" if self.memory == "gaps" else None,
+            restarts=self.columns.time is not None,
             is_floor_open=True,
             ms_bits=0,
             is_time=False,
             arrival=None if order is None else unit_of(df, order),
         )
 
-    def cannot_tell(self) -> Sequence[Untold]:
+    def cannot_tell(self, tally: Tally) -> Sequence[Untold]:
+        if restarts := tally.count(*A.RESTARTED):
+            many = f"the {restarts:,} restarts of counters" if restarts > 1 else "the restart of a counter"
+            return (Untold("restarts", f"what was lost around {many}: the last messages before, the first ones after"),)
         if self.memory == "gaps":
             return ()
         return (Untold("lost", 'what was lost: with memory = "highest" holes mean nothing', "memory", "gaps"),)
 
+    def doubts(self, rows: DataFrame, tally: Tally) -> Sequence[Untold]:
+        """Does it look as if counters restart, of which nobody said so? Only asked if there are repeats.
+
+        A restart is told from late copies by where the sequence falls to while the time rises: to the beginning.
+        """
+        names, repeats = self.columns, tally.count(Verdict.REPEAT) + tally.count(*A.CONFLICT)
+        if names.time is not None or names.epoch is not None or not repeats:
+            return ()
+        looks, own_names = [], {*names.producer, names.sequence}
+        for name in [name for name in rows.columns if might_be_time(rows, name) and name not in own_names][:LOOKS_MAX]:
+            own, falls, anew, producers = anew_by_time(rows, replace(names, time=name), tally.count(Verdict.FIRST))
+            if 2 * own >= repeats and 0 < falls <= 2 * anew:
+                looks.append((own, name, anew, producers))
+        if not looks:
+            return ()
+        own, name, anew, producers = min(looks)  # the time that most copies share
+        many = f"{anew:,} times in {producers:,} producers"
+        text = f"{own:,} of the {repeats:,} repeats have a {name!r} of their own, and {many} the sequence begins anew"
+        return (Untold("copies", f"whether counters restart: {text} while {name!r} rises", "time", name),)
+
     def subject(self, rows: DataFrame) -> Subject:
-        sequence, order = self.columns.sequence, self.columns.order
+        sequence, order, time = self.columns.sequence, self.columns.order, self.columns.time
         timed = order is not None and isinstance(rows.schema[order].dataType, TIME)
+        numbers = (sequence,) if time is None else (sequence, time)
         return Subject(
             key=self.key,
-            identity=Identity(names=self.key, numbers=(sequence,)),
-            message=() if sequence in self.key else (sequence,),
+            identity=Identity(names=self.key, numbers=numbers),
+            message=tuple(name for name in numbers if name not in self.key),
             number=sequence,
             least=0,
             order=order,
-            axis=order,
-            axis_is_time=timed,
+            axis=time or order,
+            axis_is_time=timed or time is not None,
             arrival=order if timed else None,
             no_arrival="no time of arrival: judge.order must be a column of timestamps",
         )

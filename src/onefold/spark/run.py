@@ -22,11 +22,10 @@ from typing import Any, NamedTuple, TypeAlias
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from onefold.chains.rules import NEW_CHAIN
 from onefold.spark import publish
 from onefold.spark.audits import Audit, AuditFailed, audit_run, comparable, keep, published
 from onefold.spark.columns import CORRUPT, quoted, told
-from onefold.spark.engine import Engine, Untold
+from onefold.spark.engine import FILE, SOURCES, Engine, Untold
 from onefold.spark.figures import Figures, Phases, Span, circumstances
 from onefold.spark.files import NAMED_MAX, Manifest, Place, located, naming_files
 from onefold.spark.fingerprints import Passing
@@ -56,6 +55,7 @@ class Run:
     gaps: int
     ranges: list[dict[str, Any]]  # the first missing ranges: key columns, lower and upper ends
     seconds: float
+    missing: int | None = None  # how many messages these ranges are, where that is known
     cannot_tell: Sequence[Untold] = ()  # what nobody may claim of this run, and which setting would tell it
     absent: Sequence[str] = ()  # usual columns that the source does not have, and that the judgement did without
     others: int = 0  # how many rows of the source were no messages: counted, not judged
@@ -67,6 +67,8 @@ class Run:
     """The files of the source, and their rows as they were counted without its reader."""
     changed: Sequence[str] = ()  # what happened to files of the source while they were judged, one line each
     version: int | None = None  # of a run that goes on; None: it began with nothing
+    copies: Mapping[str, Any] | None = None
+    """Of a check of ids: how many copies of how many ids, from where, how late, and what contradicts its first."""
     left: int = 0  # how many files came after this version was begun: the next run reads them
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,6 +80,7 @@ class Run:
             "keys": self.keys,
             "missing_ranges": self.gaps,
             "missing_ranges_shown": self.ranges,
+            "missing_messages": self.missing,
             "cannot_tell": [untold._asdict() for untold in self.cannot_tell],
             "absent_columns": list(self.absent),
             "state_entries": self.keys + self.gaps,  # what a detector would remember: one head per key, and the gaps
@@ -88,6 +91,7 @@ class Run:
             "audit": None if self.audit is None else self.audit.to_dict(),
             "manifest": {**self.manifest.to_dict(), "changed": list(self.changed)},
             **({} if self.figures is None else {"figures": self.figures}),
+            **({} if self.copies is None else {"copies": self.copies}),
         }
 
 
@@ -156,12 +160,22 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             staging = Place(spark, folder)
         needed = {name for _, name in read.engine.columns.named} | {CORRUPT}
-        narrow = read.messages.select(*(F.col(quoted(name)) for name in read.messages.columns if name in needed))
-        judged = _judge(read, narrow, staging, "mark", ranges_max, say, Passing())
+        engine, columns = read.engine, read.messages.columns
+        through = next((name for name in SOURCES if name in columns), None)
+        at = F.input_file_name() if through is None else F.col(quoted(through)).cast("string")
+        more = [at.alias(FILE)] if engine.tells_copies else []
+        narrow = read.messages.select(*(F.col(quoted(name)) for name in columns if name in needed), *more)
+        judged = _judge(read, narrow, staging, "mark", ranges_max, say, Passing(), publishes=False)
         if staging is None:
             for kept in (judged.rows, judged.gaps):
                 stack.callback(kept.unpersist)
-        return Run(**judged.result, others=read.engine.others(read.opened.rows), seconds=monotonic() - started)
+        copies = None
+        if engine.tells_copies:
+            say("comparing copies")
+            copies = {**engine.copies(judged.rows, judged.result["tally"]), "through": through or "file"}
+        judged.result["cannot_tell"] += tuple(engine.doubts(read.messages, judged.result["tally"]))
+        others = engine.others(read.opened.rows)
+        return Run(**judged.result, others=others, copies=copies, seconds=monotonic() - started)
 
 
 class _Messages(NamedTuple):
@@ -307,7 +321,7 @@ class _Judged(NamedTuple):
 
 def _judge(
     read: _Messages, messages: DataFrame, staging: Place | None, strategy: publish.Strategy, ranges_max: int, say: Say,
-    passing: Passing, going: GoingOn | None = None, figures: Figures | None = None,
+    passing: Passing, going: GoingOn | None = None, figures: Figures | None = None, *, publishes: bool = True,
 ) -> _Judged:  # fmt: skip
     """Judge the messages and write them to the staging folder; ``passing`` sees each message before it is judged.
 
@@ -345,23 +359,28 @@ def _judge(
             open_gaps = noted_gaps(spark, notes.gaps if notes is not None else ())
         tables = [naming] if going is None else [naming, *going.listed(spark)]
         missing = engine.named_gaps(rows, key_names(tables, engine.key, open_gaps).join(open_gaps, [*NAME]))
-    watched = Passing(called="onefold_gaps")
-    gaps = missing.transform(watched.watch)
-    if staging is None:
-        gaps = gaps.persist()
-    else:
-        gaps.write.parquet(str(staging / publish.GAPS))
-        gaps = spark.read.parquet(str(staging / publish.GAPS))
-    first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
-    ranges = [row.asDict() for row in first.collect()]
-    keys = going.keys() if going is not None else _keys(engine, rows, tally) if notes is None else notes.keys
+    watched, ranges, gaps = Passing(called="onefold_gaps"), [], missing
+    if engine.knows_gaps or publishes:
+        gaps = missing.transform(watched.watch)
+        if staging is None:
+            gaps = gaps.persist()
+        else:
+            gaps.write.parquet(str(staging / publish.GAPS))
+            gaps = spark.read.parquet(str(staging / publish.GAPS))
+    if engine.knows_gaps:
+        first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
+        ranges = [row.asDict() for row in first.collect()]
+    keys = going.keys() if going is not None else engine.keys(rows, tally) if notes is None else notes.keys
     result = {
         "tally": tally,
         "engine": engine.name,
         "keys": keys,
-        "gaps": len(ranges) if len(ranges) < ranges_max else watched.rows or gaps.count(),
+        "gaps": len(ranges) if len(ranges) < ranges_max or not engine.knows_gaps else watched.rows or gaps.count(),
         "ranges": ranges,
-        "cannot_tell": engine.cannot_tell(),
+        "missing": gaps.agg(count).collect()[0][0]
+        if (count := engine.missing_messages(gaps)) is not None and ranges
+        else None,
+        "cannot_tell": engine.cannot_tell(tally),
         "absent": read.absent,
         "manifest": opened.manifest,
         "changed": opened.changed(),
@@ -369,10 +388,6 @@ def _judge(
     }
     axis = Span(*map(books.seen, Span._fields)) if span else None
     return _Judged(result, rows, gaps, axis, notes, naming)
-
-
-def _keys(engine: Engine, rows: DataFrame, tally: Tally) -> int:
-    return tally.count(*NEW_CHAIN) if NEW_CHAIN in engine.answers else engine.keys(rows)
 
 
 def _believed(opened: OpenSource, read: int) -> int:

@@ -33,11 +33,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +47,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
+from onefold.ids.rules import NAME_BYTES
 from onefold.spark.columns import CORRUPT, ChainColumns, RoleColumns, in_order, listed, milliseconds, packed, quoted
 from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.fingerprints import hashable, null_masks
@@ -182,24 +183,41 @@ def stored(table: DataFrame) -> Iterator[DataFrame]:
 
 
 LATE: Final = "late_ms"
+APART: Final = "apart"
 
 SLOTS: Final = 4_096
 _SLOT, _BEFORE = "slot", "before"
 
 
+def behind(rows: DataFrame) -> DataFrame:
+    """Of `timed` rows with an order, as their ids are judged by a time that copies share: `FIRST` of the first row of
+    each id, `LAG` of every copy: how far its time lies behind the latest before it; `LATE` of all, and whether a copy
+    is `APART`: bears another time than its first.
+    """
+    by_id = Window.partitionBy(*ID).orderBy(ORDER, AT)
+    first = F.first(AT).over(by_id.rowsBetween(Window.unboundedPreceding, Window.currentRow))
+    number = F.row_number().over(by_id)
+    late = lateness(rows.select(AT, ORDER, (number == 1).alias("is_first"), (first != F.col(AT)).alias(APART)))
+    is_first = F.col("is_first")
+    cells = F.when(is_first, F.col(AT)).alias(FIRST), F.when(~is_first, F.col(LATE)).alias(LAG)
+    return late.select(*cells, LATE, APART)
+
+
 def lateness(rows: DataFrame) -> DataFrame:
-    """Of `timed` rows with an order, one at least: `LATE` of each, 0 if no row before it bears a later time."""
+    """Of `timed` rows with an order, one at least: `LATE` of each, 0 if no row before it bears a later time; with what
+    else they have.
+    """
     low, high = rows.agg(F.min(ORDER), F.max(ORDER)).collect()[0]
     # As floats, which do not overflow. What they round falls into a slot too early or too late together.
     slot = F.floor((F.col(ORDER).cast("double") - F.lit(float(low))) / F.lit((high - low) // SLOTS + 1.0))
-    slotted = rows.select(AT, ORDER, slot.alias(_SLOT))
+    slotted = rows.withColumn(_SLOT, slot)
     slots = to_arrow(slotted.groupBy(_SLOT).agg(F.max(AT).alias(AT)).orderBy(_SLOT))
     highest = np.maximum.accumulate(slots.column(AT).to_numpy())
     before = pa.table({_SLOT: slots.column(_SLOT), _BEFORE: pa.array([None, *highest[:-1].tolist()], pa.int64())})
     earlier = F.broadcast(from_arrow(rows.sparkSession, before))
     in_slot = Window.partitionBy(_SLOT).orderBy(ORDER, AT).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     latest = F.greatest(F.max(AT).over(in_slot), F.col(_BEFORE))
-    return slotted.join(earlier, _SLOT).select((latest - F.col(AT)).alias(LATE))
+    return slotted.join(earlier, _SLOT).select(*rows.columns, (latest - F.col(AT)).alias(LATE))
 
 
 FINER: Final = 16
@@ -417,9 +435,14 @@ class WindowFor:
     """The delay of a watermark that does the same."""
     watermark_ids: int
     watermark_bytes: int
+    unsure: int = 0
+    """Of ids that are judged by a shared time: how many firsts come later than the window, which makes them UNSURE."""
 
     @classmethod
-    def of(cls, share: float, lag: Quantile, delay_ms: int, copies: int, peak: Peaks) -> WindowFor:
+    def of(
+        cls, share: float, lag: Quantile, delay_ms: int, copies: int, peak: Peaks, unsure: int = 0,
+        id_bytes: int = ID_BYTES,
+    ) -> WindowFor:  # fmt: skip
         ids, watermark_ids = peak.ids[lag.value], peak.ids[2 * delay_ms]
         return cls(
             share=share,
@@ -428,10 +451,11 @@ class WindowFor:
             leaked=copies - lag.upto,
             leaked_share=(copies - lag.upto) / copies,
             ids=ids,
-            bytes=ID_BYTES * ids,
+            bytes=id_bytes * ids,
             watermark_ms=delay_ms,
             watermark_ids=watermark_ids,
             watermark_bytes=ID_BYTES * watermark_ids,
+            unsure=unsure,
         )
 
 
@@ -457,6 +481,11 @@ class Advice:
     windows: Sequence[WindowFor]
     slot_ms: int
     """How finely peaks were counted; 1: exactly."""
+    engine: str | None
+    """"ids": windows are those of that engine; with an order, by how far a copy is behind the newest time before it."""
+    apart: int
+    """Of ids: copies that bear another time than their first, which a window by a shared time would not find."""
+    id_bytes: int
     intervals: Mapping[str, Any]
     seconds: float
 
@@ -471,20 +500,22 @@ class Advice:
             "format": FORMAT,
             **asdict(self),
             "recommended_ms": None if best is None else best.window_ms,
-            "all_ids_bytes": ID_BYTES * self.ids,
+            "all_ids_bytes": self.id_bytes * self.ids,
         }
 
 
 def advise_window(
     df: DataFrame, *, key: Iterable[str] | None = None, time: str = "arrival", order: str | None = None,
     shares: Iterable[float] = SHARES, chains: ChainColumns | None = None, say: Callable[[str], None] | None = None,
+    engine: Literal["ids"] | None = None,
 ) -> Advice:  # fmt: skip
     """Measure the lags of the copies in a table, and which windows would catch which share of them.
 
     ``key``: the columns of a message's id. None: chain and number of ``chains``, else all columns but time and order.
     ``time``: the clock of the window. ``order``: what says which row came first, if the time does not, such as the
     offset of rows with an event time; then also measures how late rows are. ``chains``: the columns of numbered
-    messages, to compare with interval memory. None: those of the usual names, if they are all there.
+    messages, to compare with interval memory. None: those of the usual names, if they are all there. ``engine``: "ids"
+    measures for `judge_ids`; with an ``order``, for its ``time``, which copies share with their first.
     """
     started, say = monotonic(), say or (lambda step: None)
     wanted = sorted(set(shares))
@@ -499,16 +530,18 @@ def advise_window(
     df = columns.added_to(df)
     columns.check(df)
     columns = columns.of(df)
+    id_bytes = NAME_BYTES if engine == "ids" else ID_BYTES
     say("looking at the columns")
     usable = usable_rows(df, columns)
     say("measuring lags")
     rows, every = timed(df, columns), (*SHOWN, *wanted)
-    with stored(lags(rows)) as table:
+    by_shared_time = engine == "ids" and order is not None
+    with stored(behind(rows) if by_shared_time else lags(rows)) as table:
         copies = Distribution.of(table, LAG)
         lag = copies.quantiles(every)
         late, lateness_of = None, {share: Quantile(0, 0) for share in wanted}
         if order is not None and copies.nulls:
-            with stored(lateness(rows)) as late_rows:
+            with nullcontext(table) if by_shared_time else stored(lateness(rows)) as late_rows:
                 distribution = Distribution.of(late_rows, LATE)
                 lateness_of = distribution.quantiles(every)
                 late = distribution.to_dict(lateness_of)
@@ -517,6 +550,8 @@ def advise_window(
         delays = {share: 1 + max(lag[share].value, lateness_of[share].value) for share in wanted if lag}
         lengths = [*(lag[share].value for share in delays), *(2 * delay for delay in delays.values())]
         peak = peaks(table, lengths) if lengths else Peaks({}, 1)
+        every_window = [lag[share].value for share in delays]
+        apart, *unsure = _beyond(table, every_window) if by_shared_time else [0] * (1 + len(every_window))
     say("comparing with interval memory")
     return Advice(
         key=columns.id(df),
@@ -528,11 +563,23 @@ def advise_window(
         lags=copies.to_dict(lag),
         late=late,
         skewed={"copies": copies.negative, "most_ms": max(0, -copies.least)},
-        windows=[WindowFor.of(share, lag[share], delay, copies.total, peak) for share, delay in delays.items()],
+        windows=[
+            WindowFor.of(share, lag[share], delay, copies.total, peak, late_firsts, id_bytes)
+            for (share, delay), late_firsts in zip(delays.items(), unsure, strict=True)
+        ],
+        engine=engine,
+        apart=apart,
+        id_bytes=id_bytes,
         slot_ms=peak.slot_ms,
         intervals=interval_memory(df, chains),
         seconds=round(monotonic() - started, 3),
     )
+
+
+def _beyond(table: DataFrame, windows_ms: Sequence[int]) -> list[int]:
+    """How many copies are `APART`, and how many firsts are later than each window."""
+    late = (F.count_if(F.col(FIRST).isNotNull() & (F.col(LATE) > ms)) for ms in windows_ms)
+    return [int(count) for count in table.agg(F.count_if(APART), *late).collect()[0]]
 
 
 def _key(key: Iterable[str] | None, chains: ChainColumns | None) -> tuple[str, ...] | None:

@@ -16,6 +16,7 @@ it was given. What a handler does outside of its answer is done once per call: `
     write(make(Traffic(rows=10_000, faults=Faults(copies=0.05))), "traffic")
 
 makes messages with retries, losses and disorder from one seed, and the truth beside them; `score` holds a run to it.
+`make_readings(Readings(...))` makes readings of devices that number them and reboot.
 """
 
 from __future__ import annotations
@@ -31,13 +32,24 @@ from onefold.outbox.explore.topology import Stage
 from onefold.outbox.plans import Handling, check_name, check_queue
 
 if TYPE_CHECKING:
+    from onefold.testing.events import Events, MadeEvents, make_events
     from onefold.testing.faults import Faults
+    from onefold.testing.readings import Readings, make_readings
     from onefold.testing.traffic import Made, Score, Traffic, make, score, write
 
-__all__ = ["Convicted", "Exploration", "Faults", "Made", "Score", "Traffic", "explore", "make", "score", "write"]
+__all__ = [
+    "Convicted", "Events", "Exploration", "Faults", "Made", "MadeEvents", "Readings", "Score", "Traffic", "explore",
+    "make", "make_events", "make_readings", "score", "write",
+]  # fmt: skip
 
 __getattr__ = loaded_on_use(
-    __name__, {"Faults": "faults", **dict.fromkeys(("Made", "Score", "Traffic", "make", "score", "write"), "traffic")}
+    __name__,
+    {
+        "Faults": "faults",
+        **dict.fromkeys(("Made", "Score", "Traffic", "make", "score", "write"), "traffic"),
+        **dict.fromkeys(("Events", "MadeEvents", "make_events"), "events"),
+        **dict.fromkeys(("Readings", "make_readings"), "readings"),
+    },
 )
 
 DEFAULT_BODIES: Final = ({"n": 1}, {"n": 2})

@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,9 @@ from onefold.chains import rules
 from onefold.errors import Misuse
 from onefold.testing.faults import DAY_MS, Faults, MostlyLess, Plan, check, plan, whole_folder
 from onefold.verdict import Answer, Verdict
+
+if TYPE_CHECKING:
+    from onefold.testing.readings import Readings
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -309,6 +312,8 @@ class Truth:
     missing: pa.Table
     """The ranges known to be missing: key, ``lower_*`` (the last delivered below; null at the start of a chain) and
     ``upper_*`` (the last lost one), both a timestamp and a sequence."""
+    reboots: pa.Table | None = None
+    """Of readings: where counters began anew, and with which reading."""
 
 
 def truth(messages: TrafficMessages, part: npt.NDArray[np.int8], lost: Bools) -> Truth:
@@ -381,10 +386,19 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    traffic: Traffic
+    traffic: Traffic | Readings
     messages: pa.Table
     """In arrival order; ``offset`` is the row's place in it."""
     truth: Truth
+
+    @property
+    def settings(self) -> Traffic | Readings:
+        return self.traffic
+
+    @property
+    def tables(self) -> Mapping[str, pa.Table]:
+        tables = {name: getattr(self.truth, name) for name in ("rows", "lost", "missing", "reboots")}
+        return {name: table for name, table in tables.items() if table is not None}
 
 
 def make(traffic: Traffic) -> Made:
@@ -426,11 +440,22 @@ def make(traffic: Traffic) -> Made:
     return Made(traffic, table, truth(messages, part, lost))
 
 
-def write(made: Made, path: str | Path, format: Format = "parquet", files: int = 1) -> None:
+class Delivered(Protocol):
+    """Traffic of any kind, and the truth about it."""
+
+    @property
+    def settings(self) -> Any: ...
+    @property
+    def messages(self) -> pa.Table: ...
+    @property
+    def tables(self) -> Mapping[str, pa.Table]: ...
+
+
+def write(made: Delivered, path: str | Path, format: Format = "parquet", files: int = 1) -> None:
     """Write traffic and truth below ``path``, which must not exist or be empty: whole, or not at all.
 
     path/messages/part-00000.parquet ...   or .jsonl, one object per line; in arrival order over all files
-    path/truth/rows.parquet  lost.parquet  missing.parquet  traffic.json
+    path/truth/rows.parquet  traffic.json  and of chains and devices  lost.parquet  missing.parquet  (reboots.parquet)
     """
     path, formats = Path(path), get_args(Format)
     if format not in formats:
@@ -447,9 +472,9 @@ def write(made: Made, path: str | Path, format: Format = "parquet", files: int =
                 pq.write_table(table, file)
             else:
                 write_jsonl(table, file)
-        for name in ("rows", "lost", "missing"):
-            pq.write_table(getattr(made.truth, name), whole / "truth" / f"{name}.parquet")
-        (whole / "truth" / "traffic.json").write_text(json.dumps(asdict(made.traffic), indent=2) + "\n")
+        for name, truth in made.tables.items():
+            pq.write_table(truth, whole / "truth" / f"{name}.parquet")
+        (whole / "truth" / "traffic.json").write_text(json.dumps(asdict(made.settings), indent=2) + "\n")
 
 
 def write_jsonl(table: pa.Table, file: Path) -> None:
@@ -458,6 +483,8 @@ def write_jsonl(table: pa.Table, file: Path) -> None:
         for batch in table.to_batches(max_chunksize=LINES_AT_ONCE):
             pieces: list[pa.Array | str] = []  # texts that are the same for all lines, and columns
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                if pa.types.is_timestamp(column.type):
+                    column = pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ")
                 is_text = pa.types.is_string(column.type)
                 values = pc.binary_join_element_wise('"', column, '"', "") if is_text else pc.cast(column, pa.string())
                 pieces += [f'{"," if pieces else "{"}"{name}":', pc.fill_null(values, "null")]
@@ -508,5 +535,6 @@ def score(run: Path, truth: Path) -> Score:
 
 
 def _ranges(table: pa.Table) -> set[tuple[Any, ...]]:
-    keys = [name for name in table.column_names if name not in _RANGE]
-    return set(zip(*(table[name].to_pylist() for name in (*sorted(keys), *_RANGE)), strict=True))
+    keys = sorted(name for name in table.column_names if name not in _RANGE)
+    ends = (name for name in _RANGE if name in table.column_names)
+    return set(zip(*(table[name].to_pylist() for name in (*keys, *ends)), strict=True))

@@ -35,3 +35,20 @@ def test_init_tells_a_program_where_it_wrote(tmp_path):
 def test_init_into_a_folder_that_is_not_there_is_one_line(tmp_path):
     done = init(tmp_path, "no/where.toml")
     assert (done.returncode, done.stderr) == (3, "onefold: no/where.toml: No such file or directory\n")
+
+
+def test_init_from_a_source_needs_no_editing(tmp_path):
+    (tmp_path / "events").mkdir()
+    (tmp_path / "events" / "1.jsonl").write_text('{"shop": 1, "order": 2}\n')
+    done = init(tmp_path, "--source", "events", "--id", "shop,order")
+    assert done.stderr == "wrote pipeline.toml: `onefold run pipeline.toml`\n"
+    settings = load(tmp_path / "pipeline.toml", {})
+    assert (settings.source.path, settings.source.format) == (str(tmp_path / "events"), "json")
+    assert (settings.judge.engine, settings.judge.id) == ("ids", ("shop", "order"))
+    done = init(tmp_path, "other.toml", "--source", "evnts")
+    assert done.stderr == (
+        "onefold: there is nothing at evnts, did you mean events; try: onefold init other.toml --source events\n"
+    )
+    (tmp_path / "conf").mkdir()
+    assert init(tmp_path, "conf/p.toml", "--source", "events").returncode == 0
+    assert load(tmp_path / "conf" / "p.toml", {}).source.path == str(tmp_path / "events")

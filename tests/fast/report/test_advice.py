@@ -89,3 +89,59 @@ def test_spans_are_rounded_up():
     assert [advice.span(ms) for ms in (0, 999, 1_000, 1_001, 60_001, 86_400_000 * 20_000 + 1)] == [
         "0 ms", "999 ms", "1 s", "1.01 s", "1.01 min", "20,001 d",
     ]  # fmt: skip
+
+
+def of_ids(**more):
+    late = {"count": 101_000, "most_ms": 9_000_000, "quantiles": {"0.5": 0, "0.9": 30}, "bins": []}
+    row = {**WINDOW, "window_ms": 8_856_000, "unsure": 3}
+    return found(row, engine="ids", order="at", late=late, apart=2, **more)
+
+
+def test_windows_of_ids_are_those_of_the_engine():
+    told = lines(of_ids())
+    assert (
+        "a copy is behind the newest time before it: half within 40 ms, 90 % within 900 ms, all within 1.05 d" in told
+    )
+    assert any(
+        line.startswith("2 copies bear another time than the first: by arrival they count again") for line in told
+    )
+    assert "to catch  window  unsure  late  ids at once   state  watermark   state" in told
+    assert "state: at the peak, 16 bytes an id, 24 with content" in told
+    assert not any("interval memory" in line for line in told)
+    assert told[-1] == (
+        'take window = "148 minutes": it catches 990 of 1,000 copies, leaves 10 and 3 late events unsure,'
+        " and remembers 8,000 ids at once"
+    )
+
+
+COPIES = {
+    "copies": 30, "ids": 20, "through": "file", "worst": [{"id": {"id": "a\x1b[2J"}, "copies": 9}],
+    "from": [{"first": "1.json", "copy": "2.json", "copies": 30}],
+    "lags": {"column": "at", "count": 30, "most_ms": 90_000, "within": [[0, 0], [1_000, 6], [60_000, 6], [600_000, 30]],
+             "windows": [{"share": 0.99, "window_ms": 90_000, "caught": 30, "leaked": 0}]},
+    "conflicts": {"copies": 2, "columns": {"sum": 2, "note": 0}, "shown": [
+        {"id": "a", "differs_in": ["sum"], "row_a": {"sum": "1"}, "row_b": {"sum": None}}]},
+}  # fmt: skip
+
+
+def test_what_a_check_says_of_copies():
+    console = Console(file=io.StringIO(), width=80, highlight=False)
+    for part in advice.copies(COPIES):
+        console.print(part, soft_wrap=True)
+    assert [line.rstrip() for line in console.file.getvalue().splitlines()] == [  # type: ignore[attr-defined]
+        "30 copies of 20 ids",
+        "most copies: id a?[2J: 9",
+        "first in file  again in file  copies",
+        "1.json         2.json             30",
+        "after its first  copies     share",
+        "within 1 s            6   20.00 %",
+        "within 1.5 min       30  100.00 %",
+        "a window would have caught: 99 % by 1.5 min",
+        "2 copies with other content than the first, in: sum (2)",
+        "  id a: sum: 1 -> null",
+    ]
+    assert list(advice.copies({"copies": 0, "ids": 0})) == []
+    only = {**COPIES, "from": [{"first": "1.json", "copy": "1.json", "copies": 30}], "lags": {"why_not": "no time"}}
+    words = [str(part) for part in advice.copies(only)]
+    assert "all of them within file 1.json" in words
+    assert "how long after their firsts: no time" in words

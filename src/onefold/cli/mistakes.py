@@ -1,0 +1,139 @@
+"""Mistakes that are found without Spark, whose start takes longer than to tell them: paths, formats, columns, types.
+
+Files of this machine are looked at by pyarrow, as far as that is quick; of all others, and of more than that, Spark
+itself finds what is wrong. Columns are checked by the very rules that a DataFrame is checked by.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from onefold.cli.output import local_folder
+from onefold.errors import Misuse
+
+if TYPE_CHECKING:
+    from onefold.spark.engine import Named
+    from onefold.spark.peek import Peek
+
+_FORMATS: Final = {
+    ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc", ".parquet": "parquet",
+}  # fmt: skip
+_PACKED: Final = (".gz", ".bz2", ".zst")
+_KNOWN: Final = ("parquet", "json", "jsonl", "ndjson", "csv", "orc", "text", "avro", "delta", "iceberg", "onefold-log")
+_CLUSTER: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_REMOTE")
+"""Variables that say that a path without a scheme may mean another file system than this machine's."""
+_MOMENT: Final = re.compile(r"\s*([+-]?[0-9]+|[0-9]{4}-[0-9]{2}-[0-9]{2}.*)\s*")
+"""Whatever may be a whole number or a time; what it is exactly, Spark reads."""
+_TIMES: Final = ("timestamp", "arrival", "order", "time", "sequence")
+
+
+def corrected(words: Sequence[str], values: Mapping[str, Any]) -> str | None:
+    """The command with what was wrong in it put right; None if nobody knows how.
+
+    >>> corrected(["check", "a b", "--id", "shop,ordr"], {"column": "ordr", "role": "id", "right": "order"})
+    "onefold check 'a b' --id shop,order"
+    >>> corrected(["check", "x"], {"column": "ts", "role": "arrival", "required": False})
+    'onefold check x --arrival none'
+    """
+    role, right = values.get("role"), values.get("right")
+    wrong = values.get("column") if role is not None else values.get("wrong")
+    if role is not None and right is None:
+        right = "COLUMN" if values.get("required") else "none"
+    if wrong is None or right is None:
+        return None
+    line, is_right = list(words), False
+    for i, word in enumerate(words):
+        option, sign, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        parts = value.split(",")
+        if wrong in (word, *parts) and (role is None or sign or (i and words[i - 1].startswith("--"))):
+            line[i], is_right = option + sign + ",".join(right if part == wrong else part for part in parts), True
+            line[i] = right if word == wrong else line[i]
+    if not is_right and role is None:
+        return None
+    return shlex.join(["onefold", *line, *([] if is_right else [f"--{str(role).replace('_', '-')}", right])])
+
+
+def format_of(path: str) -> str:
+    """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file.
+
+    What is neither, and has a name such as ``db.events``, is a table of the catalogue.
+    """
+    from onefold.spark.ingest import TABLE, is_table_name
+    from onefold.spark.peek import visible
+
+    folder = Path(path)
+    if not folder.exists() and is_table_name(path):
+        return TABLE
+    if (folder / "topic.json").is_file():
+        return "onefold-log"
+    files = visible(folder) if folder.is_dir() else iter([folder])
+    endings = (Path(file.stem).suffix if file.suffix in _PACKED else file.suffix for file in files)
+    return next((_FORMATS[ending] for ending in endings if ending in _FORMATS), "parquet")
+
+
+def refuse_path(path: str, what: str = "", master: str = "local") -> Path | None:
+    """Where a path of this machine leads, else `Misuse` that names the nearest one; None: it is elsewhere, or several.
+
+    ``what``: the setting that names it. ``master``: where Spark runs; its paths may be those of a cluster.
+    """
+    is_far = not path.startswith("file:") and re.match("[a-z][a-z0-9+.-]+:/", path, re.I)
+    if is_far or not path or any(sign in path for sign in "*?[{"):
+        return None
+    if not master.startswith("local") or any(name in os.environ for name in _CLUSTER):
+        return None
+    place = local_folder(path)
+    if place is None or place.exists():
+        return place
+    names = [each.name for each in place.parent.iterdir()] if place.parent.is_dir() else []
+    near = next((str(Path(path).with_name(name)) for name in get_close_matches(place.name, names, n=1)), None)
+    hint = "" if near is None else f", did you mean {near}"
+    raise Misuse(f"{what}{': ' if what else ''}there is nothing at {path}{hint}", path=path, wrong=path, right=near)
+
+
+def refuse_mistakes(
+    path: str, kind: str, columns: "Named", options: Mapping[str, str] | None = None, what: str = "",
+    master: str = "local",
+) -> "Peek | None":  # fmt: skip
+    """Refuse a path, a format or a column that cannot be, as far as files of this machine tell; what was seen of it."""
+    from onefold.spark.peek import peek
+
+    if kind == "table":
+        return None
+    place = refuse_path(path, what, master)
+    if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1)):
+        raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}", wrong=kind, right=near[0])
+    names = [name for _, name in columns.named]
+    table = None if place is None else peek(place, kind, names, options)
+    if place is None or table is None:
+        return None
+    try:
+        _check(table, columns)
+    except Misuse:
+        if table.complete:
+            raise
+        table = peek(place, kind, names, options, rows_max=None)  # a column may begin further down
+        if table is not None and table.complete:
+            _check(table, columns)
+    return table
+
+
+def _check(table: "Peek", columns: "Named") -> None:
+    from onefold.spark.columns import no_number
+
+    columns.check(table)
+    for role, name in columns.named:
+        values = table.texts.get(name, ()) if role in _TIMES else ()
+        if values and not any(_MOMENT.fullmatch(value) for value in values):
+            raise no_number(name, role, values[0])
+
+
+def refuse_run(path: str) -> Path | None:
+    """The folder of a complete run, or of a stream; None: it is elsewhere."""
+    folder = refuse_path(path)
+    if folder is not None and not any((folder / name).exists() for name in ("run.json", "stream.json")):
+        raise Misuse(f"{path} is not a complete run: it holds no run.json or stream.json", path=path)
+    return folder
