@@ -2,6 +2,8 @@
 
 Rows are made here and judged by the scalar engines, so that nothing is asked of Spark but what a user asks.
 """
+# mypy: disable-error-code=arg-type
+# The types of columns are tuples; that one name alone, a list or an expression will do is tried here.
 
 import random
 from collections import defaultdict
