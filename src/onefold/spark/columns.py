@@ -175,10 +175,10 @@ class RoleColumns:
         for role, name in self.of(df).named:
             if isinstance(name, Computed):
                 continue
-            if name not in types and (near := in_any_case([*types], name)) is None:
+            own = name if name in types else in_any_case([*types], name)
+            if own is None:
                 raise no_column(name, role, df.columns, required=role in self.required)
-            name = name if name in types else near
-            kind = types[name]
+            kind = types[own]
             numbers = (*WHOLE, *TEXT, *EXACT, *(TIME if role in self.times else ()))
             if role not in self.plain and not isinstance(kind, numbers):
                 wanted = "whole numbers or times" if role in self.times else "whole numbers"

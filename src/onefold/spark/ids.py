@@ -153,9 +153,10 @@ class IdColumns(RoleColumns):
         for role, name in roles:
             if isinstance(name, Computed):
                 continue
-            if name not in types and in_any_case([*types], name) is None:
+            known = name if name in types else in_any_case([*types], name)
+            if known is None:
                 raise no_column(name, role, df.columns, required=role in self.required)
-            kind = types[name if name in types else str(in_any_case([*types], name))]
+            kind = types[known]
             shown = f"column {name!r} ({role}) is {kind.simpleString()}"
             if role in self.times and not isinstance(kind, (*WHOLE, *TEXT, *EXACT, *TIME)):
                 raise Misuse(f"{shown}, must be whole numbers or times", column=name)
