@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyspark
+from pyspark import inheritable_thread_target
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -61,6 +62,13 @@ def valid_utf8(text: Column) -> Column:
     if hasattr(F, "make_valid_utf8"):
         return F.make_valid_utf8(text)
     return F.decode(text.cast("binary"), "UTF-8")
+
+
+def on_thread(spark: SparkSession, look: Callable[[], Any]) -> Callable[[], Any]:
+    """A function for another thread, which works in the session of this one."""
+    if SPARK >= (4, 0):
+        return inheritable_thread_target(spark)(look)
+    return inheritable_thread_target(look)
 
 
 def to_arrow(df: DataFrame) -> pa.Table:

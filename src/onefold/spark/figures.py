@@ -30,7 +30,6 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from pyspark import inheritable_thread_target
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
@@ -38,6 +37,7 @@ from onefold import __version__
 from onefold.errors import Misuse
 from onefold.spark.audits import books, published
 from onefold.spark.columns import WHOLE, cut_text, milliseconds, quoted, told
+from onefold.spark.dialect import on_thread
 from onefold.spark.engine import Engine, Subject
 from onefold.spark.files import Place
 from onefold.spark.fingerprints import Counts, hashable
@@ -108,7 +108,7 @@ class Figures:
         ]
         # All at once: of a small run most of the time is planning, in which the cores have nothing to do.
         with ThreadPoolExecutor(len(figures), thread_name_prefix="onefold-figures") as threads:
-            begun = [threads.submit(inheritable_thread_target(rows.sparkSession)(figure)) for figure in figures]
+            begun = [threads.submit(on_thread(rows.sparkSession, figure)) for figure in figures]
             (worst, strips, over_time), late, refused = (figure.result() for figure in begun)
         return {
             "timeline": over_time,

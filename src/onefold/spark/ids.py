@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
-from pyspark import inheritable_thread_target
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -59,6 +58,7 @@ from onefold.spark.columns import (
     quoted,
     readings,
 )
+from onefold.spark.dialect import on_thread
 from onefold.spark.engine import FILE, Engine, Identity, Subject, Untold, named_like
 from onefold.spark.fingerprints import hashable
 from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
@@ -394,7 +394,7 @@ def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]
         ]
         # All at once: of a small table most of the time is planning, in which the cores have nothing to do.
         with ThreadPoolExecutor(len(looks), thread_name_prefix="onefold-copies") as threads:
-            begun = [threads.submit(inheritable_thread_target(rows.sparkSession)(look)) for look in looks]
+            begun = [threads.submit(on_thread(rows.sparkSession, look)) for look in looks]
             places, (ids, worst), lags, conflicts = (look.result() for look in begun)
         return {
             "copies": count,
