@@ -164,6 +164,12 @@ class RoleColumns:
         }
         return df.withColumns(added) if added else df
 
+    def fitted(self, df: DataFrame) -> tuple[DataFrame, Self]:
+        """The table with all that is named, and the columns in its spelling; `Misuse` as `check` has it."""
+        df = self.added_to(df)
+        self.check(df)
+        return df, self.of(df)
+
     def types(self, df: Columns) -> dict[str, T.DataType]:
         """The types of all columns, and of fields that are named; of an expression it is known when it is added."""
         fields = {name: each.kind for name, each in self.beside(df).items() if isinstance(each, Field)}

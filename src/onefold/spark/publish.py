@@ -132,8 +132,20 @@ def _of_former_versions(folder: Place) -> list[str]:
     return [*rows, *EXTRAS, GAPS]
 
 
-def stage(judged: DataFrame, staging: Place, strategy: Strategy) -> DataFrame:
+def kept(rows: DataFrame, place: Place | None) -> DataFrame:
+    """Rows as read back from where they were written, or in Spark's storage, which is full when this returns."""
+    if place is None:
+        rows = rows.persist()
+        rows.count()
+        return rows
+    rows.write.parquet(str(place))
+    return rows.sparkSession.read.parquet(str(place))
+
+
+def stage(judged: DataFrame, staging: Place | None, strategy: Strategy) -> DataFrame:
     """Write all judged rows into the staging folder, in one pass; return them as read back from there."""
+    if staging is None:
+        return kept(judged, None)
     spark = judged.sparkSession
     staged = staging / ROWS
     schema = judged.schema if strategy == "none" else judged.drop(ORDER).schema  # there it is written once more

@@ -333,12 +333,7 @@ def _judge(
     options = replace(MemoryOptions() if going is None else going.options, notes=folder)
     judged = messages.transform(passing.watch).transform(engine.step(options))
     span = {} if figures is None else Span.firsts(judged, engine.subject(judged))
-    watched_rows = judged.transform(books.watch, **span)
-    if staging is None:
-        rows = watched_rows.persist()
-        rows.count()
-    else:
-        rows = publish.stage(watched_rows, staging, strategy)
+    rows = publish.stage(judged.transform(books.watch, **span), staging, strategy)
     say("keeping the books")
     received = _believed(opened, (read.reader or passing).rows)
     tally = books.tally(received if read.reader is None else passing.rows)
@@ -361,12 +356,7 @@ def _judge(
         missing = engine.named_gaps(rows, key_names(tables, engine.key, open_gaps).join(open_gaps, [*NAME]))
     watched, ranges, gaps = Passing(called="onefold_gaps"), [], missing
     if engine.knows_gaps or publishes:
-        gaps = missing.transform(watched.watch)
-        if staging is None:
-            gaps = gaps.persist()
-        else:
-            gaps.write.parquet(str(staging / publish.GAPS))
-            gaps = spark.read.parquet(str(staging / publish.GAPS))
+        gaps = publish.kept(missing.transform(watched.watch), None if staging is None else staging / publish.GAPS)
     if engine.knows_gaps:
         first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
         ranges = [row.asDict() for row in first.collect()]

@@ -527,9 +527,7 @@ def advise_window(
     if chains is None and all(name in df.columns for _, name in ChainColumns(arrival=None).named):
         chains = ChainColumns(arrival=None)
     columns = WindowColumns(key=_key(key, chains), time=time, order=order)
-    df = columns.added_to(df)
-    columns.check(df)
-    columns = columns.of(df)
+    df, columns = columns.fitted(df)
     id_bytes = NAME_BYTES if engine == "ids" else ID_BYTES
     say("looking at the columns")
     usable = usable_rows(df, columns)
