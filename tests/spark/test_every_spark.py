@@ -70,7 +70,7 @@ def judged(df, step):
 
 
 def chained(table):
-    chains = defaultdict(lambda: ChainDetector(jump_max_ms=None))
+    chains: dict[str, ChainDetector] = defaultdict(lambda: ChainDetector(jump_max_ms=None))
     return {
         row["at"]: str(chains[row["device"]].judge((row["prev"], 0), (row["n"], 0)).verdict)
         for row in table.to_pylist()
@@ -78,11 +78,9 @@ def chained(table):
 
 
 def firsts(table):
-    seen = set()
-    return {
-        row["at"]: "REPEAT" if (name := (row["device"], row["n"])) in seen or seen.add(name) else "FIRST"
-        for row in table.to_pylist()
-    }
+    least: dict[tuple, int] = {}
+    rows = [((row["device"], row["n"]), row["at"]) for row in table.to_pylist()]
+    return {at: "FIRST" if least.setdefault(name, at) == at else "REPEAT" for name, at in rows}
 
 
 def test_chains_are_judged_as_by_the_scalar_engine(df, table):
@@ -147,6 +145,7 @@ def test_tables_of_the_catalogue_are_checked_judged_published_and_explained(spar
         done = jobs.run(spark, source, engine, str(tmp_path / "out"), figures=Figures(), say=lambda step: None)
         assert found.tally == done.tally
         assert done.tally.received == len(table)
+        assert done.audit is not None
         assert done.audit.agrees
         assert (
             found.gaps
@@ -156,9 +155,9 @@ def test_tables_of_the_catalogue_are_checked_judged_published_and_explained(spar
             ).count()
         )
         assert explain(spark, str(tmp_path / "out"), ["d3"], judging=engine)
-        with diff(spark.table("every.events"), df.where("at > 5"), key="at") as found:
-            assert found.summary.only_a == 5
-            assert sorted(row["at"] for row in found.only_a.collect()) == [1, 2, 3, 4, 5]
+        with diff(spark.table("every.events"), df.where("at > 5"), key="at") as difference:
+            assert difference.summary.only_a == 5
+            assert sorted(row["at"] for row in difference.only_a.collect()) == [1, 2, 3, 4, 5]
         with pytest.raises(Misuse, match=r"^there is no table every.nothing"):
             jobs.check(spark, SourceSpec(path="every.nothing", format="table"), engine, say=lambda step: None)
     finally:

@@ -67,8 +67,23 @@ def valid_utf8(text: Column) -> Column:
 def on_thread(spark: SparkSession, look: Callable[[], Any]) -> Callable[[], Any]:
     """A function for another thread, which works in the session of this one."""
     if SPARK >= (4, 0):
-        return inheritable_thread_target(spark)(look)
+        return inheritable_thread_target(spark)(look)  # type: ignore[no-any-return]
     return inheritable_thread_target(look)
+
+
+def most_by(value: Column, rank: Column, n: int) -> Column:
+    """Of rows that have a rank the values of the n highest, those first."""
+    if SPARK >= (4, 2):
+        return F.max_by(value, rank, n)
+    ranked = F.when(rank.isNotNull(), F.struct(rank.alias("rank"), value.alias("value")))
+    highest = F.slice(F.sort_array(F.collect_list(ranked), asc=False), 1, n)
+    return F.transform(highest, lambda each: each.getField("value"))
+
+
+def file_of(df: DataFrame) -> Column:
+    """The file that a row comes from, whatever columns the table has."""
+    metadata = df.metadataColumn("_metadata") if hasattr(DataFrame, "metadataColumn") else F.col("_metadata")
+    return metadata.getField("file_path")
 
 
 def to_arrow(df: DataFrame) -> pa.Table:

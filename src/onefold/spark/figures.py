@@ -37,7 +37,7 @@ from onefold import __version__
 from onefold.errors import Misuse
 from onefold.spark.audits import books, published
 from onefold.spark.columns import WHOLE, cut_text, milliseconds, quoted, told
-from onefold.spark.dialect import on_thread
+from onefold.spark.dialect import most_by, on_thread
 from onefold.spark.engine import Engine, Subject
 from onefold.spark.files import Place
 from onefold.spark.fingerprints import Counts, hashable
@@ -165,10 +165,10 @@ def keys_and_strips(
     line = F.struct(name, *VERDICTS, _SEEN_FROM, _SEEN_TO, _FORGOTTEN, _RANGES, _SHOWN, _SHARE)
     rest = F.col("REPEAT") + F.col("UNSURE") + F.col("REJECT")
     # Of equal ones the key decides, so that two runs tell the same.
-    worst = F.max_by(F.when(rest > 0, line), F.when(rest > 0, F.struct(rest, *aliases)), limits.keys_max)
+    worst = most_by(F.when(rest > 0, line), F.when(rest > 0, F.struct(rest, *aliases)), limits.keys_max)
     is_missing = F.col(_RANGES) > 0
     rank = F.when(is_missing, F.struct(_SHARE, _RANGES, *aliases))
-    strips = F.max_by(F.when(is_missing, line), rank, limits.strips_max)
+    strips = most_by(F.when(is_missing, line), rank, limits.strips_max)
     lines, drawn = keys.agg(worst, strips).collect()[0]
     worst_keys = [
         {"key": _key(row[_KEY], subject), "counts": [row[verdict] for verdict in VERDICTS]} for row in lines or []
@@ -235,7 +235,7 @@ def widest_ranges(gaps: DataFrame, key: Sequence[Column], subject: Subject, rang
     width = upper - F.coalesce(lower, start)
     ranges = gaps.select(*key, lower.alias(_LOWER), upper.alias(_UPPER), width.alias(_WIDTH))
     # The width alone would not tell which of two equal ones is shown.
-    widest = F.max_by(F.struct(_WIDTH, _LOWER, _UPPER), F.struct(_WIDTH, _UPPER), ranges_max)
+    widest = most_by(F.struct(_WIDTH, _LOWER, _UPPER), F.struct(_WIDTH, _UPPER), ranges_max)
     aliases = ranges.columns[: len(key)]
     return ranges.groupBy(*aliases).agg(
         F.count(F.lit(1)).alias(_RANGES), F.sum(_WIDTH).alias(_LOST), widest.alias(_SHOWN)

@@ -58,7 +58,7 @@ from onefold.spark.columns import (
     quoted,
     readings,
 )
-from onefold.spark.dialect import on_thread
+from onefold.spark.dialect import most_by, on_thread
 from onefold.spark.engine import FILE, Engine, Identity, Subject, Untold, named_like
 from onefold.spark.fingerprints import hashable
 from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
@@ -385,7 +385,7 @@ def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]
         through = paired.groupBy(F.col(f"first.{FILE}").alias("first"), F.col(f"copy.{FILE}").alias("copy")).count()
         often = paired.groupBy(*_NAME).agg(F.count(one).alias("count"), F.any_value(_ID).alias(_ID))
         line, rank = F.struct(_ID, "count"), F.struct("count", *_NAME)
-        ranked = often.agg(F.count(one).alias("ids"), F.max_by(line, rank, MOST_SHOWN).alias("worst"))
+        ranked = often.agg(F.count(one).alias("ids"), most_by(line, rank, MOST_SHOWN).alias("worst"))
         looks: list[Callable[[], Any]] = [
             lambda: only or through.orderBy(F.desc("count"), "first", "copy").limit(MOST_SHOWN).collect(),
             lambda: ranked.collect()[0],
