@@ -9,6 +9,7 @@ types                         those that a Spark does not have, no column of it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from inspect import signature
 from typing import Any, Final
 
 import pyarrow as pa
@@ -73,7 +74,7 @@ def on_thread(spark: SparkSession, look: Callable[[], Any]) -> Callable[[], Any]
 
 def most_by(value: Column, rank: Column, n: int) -> Column:
     """Of rows that have a rank the values of the n highest, those first."""
-    if SPARK >= (4, 2):
+    if "k" in signature(F.max_by).parameters:
         return F.max_by(value, rank, n)
     ranked = F.when(rank.isNotNull(), F.struct(rank.alias("rank"), value.alias("value")))
     highest = F.slice(F.sort_array(F.collect_list(ranked), asc=False), 1, n)
