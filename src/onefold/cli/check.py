@@ -79,10 +79,13 @@ _PreviousSequence: TypeAlias = Annotated[
 _Arrival: TypeAlias = Annotated[
     str | None, Option(help='Column of the arrival: whole ms, or a time; or "none". Default: arrival, if there is one.')
 ]
+_Path: TypeAlias = Annotated[
+    str, Argument(help="A file or folder that Spark can read, or a table of its catalogue, such as db.events.")
+]
 
 
 def check(
-    path: Annotated[str, Argument(help="A file or folder that Spark can read.")],
+    path: _Path,
     id: _Id = None,
     format: _Format = "auto",
     option: ReaderOption = None,

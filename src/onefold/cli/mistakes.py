@@ -58,10 +58,16 @@ def corrected(words: Sequence[str], values: Mapping[str, Any]) -> str | None:
 
 
 def format_of(path: str) -> str:
-    """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file."""
+    """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file.
+
+    What is neither, and has a name such as ``db.events``, is a table of the catalogue.
+    """
+    from onefold.spark.ingest import TABLE, is_table_name
     from onefold.spark.peek import visible
 
     folder = Path(path)
+    if not folder.exists() and is_table_name(path):
+        return TABLE
     if (folder / "topic.json").is_file():
         return "onefold-log"
     files = visible(folder) if folder.is_dir() else iter([folder])
@@ -95,6 +101,8 @@ def refuse_mistakes(
     """Refuse a path, a format or a column that cannot be, as far as files of this machine tell; what was seen of it."""
     from onefold.spark.peek import peek
 
+    if kind == "table":
+        return None
     place = refuse_path(path, what, master)
     if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1)):
         raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}", wrong=kind, right=near[0])

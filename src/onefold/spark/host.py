@@ -30,7 +30,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +42,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark.columns import quoted, refuse_ours
+from onefold.spark.dialect import iterator_udf, kinds
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import BUCKETS, KEEP, Bucket, KeyRecords, MemoryFolder
 from onefold.spark.notes import NoteTaker
@@ -377,10 +378,13 @@ class Integers(NamedTuple):
 
 
 def with_verdict(df: DataFrame, engine: Engine, options: MemoryOptions) -> DataFrame:
-    engine.columns.check(df)
+    names = df.columns
     prepare(df)
+    df = engine.columns.added_to(df)
+    engine.columns.check(df)
     engine = engine.fitted(df)
-    return labelled(coded(df, engine, options), engine, F.col(REASON))
+    rows = labelled(coded(df, engine, options), engine, F.col(REASON))
+    return rows if len(df.columns) == len(names) else rows.select(*map(quoted, names), *LABELS)
 
 
 def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) -> DataFrame:
@@ -410,7 +414,7 @@ def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) 
         settle()
 
     # "Not deterministic" keeps the optimizer from moving it across the shuffle, or evaluating it twice.
-    judged: Any = F.arrow_udf(judge, T.ByteType()).asNondeterministic()  # type: ignore[attr-defined]
+    judged = iterator_udf(judge, T.ByteType()).asNondeterministic()
     rows = shuffled(df, integers, engine.partitions, memory)
     codes = rows.transform(integers.read).withColumn(REASON, judged(*columns))
     return codes.select(*(F.col(quoted(name)) for name in df.columns), REASON)
@@ -531,4 +535,4 @@ def _hashable(kind: T.DataType) -> bool:
         return all(_hashable(field.dataType) for field in kind.fields)
     if isinstance(kind, T.ArrayType):
         return _hashable(kind.elementType)
-    return not isinstance(kind, T.MapType | T.VariantType)
+    return not isinstance(kind, (T.MapType, *kinds("VariantType")))
