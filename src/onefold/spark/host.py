@@ -26,6 +26,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
@@ -315,6 +316,8 @@ def settle() -> None:
     gc.freeze()
 
 
+WRITERS = 16
+"""How many buckets of a task are written at once."""
 TASK_BYTES = 64 << 20
 """Spark's own advisory size of a task's input, spark.sql.adaptive.advisoryPartitionSizeInBytes."""
 TASKS_MAX = 100_000
@@ -501,8 +504,9 @@ class Remembering:
         def compact(table: str, records: KeyRecords, figures: dict[str, int]) -> KeyRecords:
             return self._engine.compacted(table, records, figures, self._options, self._now_ms)
 
-        for bucket in self._buckets.values():
-            bucket.write(compact)
+        # Side by side: what a file waits for is the disk, which makes many durable in the time of one.
+        with ThreadPoolExecutor(min(WRITERS, max(1, len(self._buckets)))) as writers:
+            list(writers.map(lambda bucket: bucket.write(compact), self._buckets.values()))
 
 
 def prepare(df: DataFrame) -> None:
