@@ -24,6 +24,12 @@ _FORMATS: Final = {
 }  # fmt: skip
 _PACKED: Final = (".gz", ".bz2", ".zst")
 _KNOWN: Final = ("parquet", "json", "jsonl", "ndjson", "csv", "orc", "text", "avro", "delta", "iceberg", "onefold-log")
+SMALL_BYTES: Final = 96 << 20
+"""Up to as many of JSON lines, a check was seen to be faster with the JVM's quick compiler alone."""
+PACKING: Final = 8
+"""How many times smaller other files are than plain text of the same rows, at most times."""
+SMALL_FILES: Final = 1_000
+_PLAIN: Final = (".json", ".jsonl", ".ndjson", ".csv")
 _CLUSTER: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_REMOTE")
 """Variables that say that a path without a scheme may mean another file system than this machine's."""
 _MOMENT: Final = re.compile(r"\s*([+-]?[0-9]+|[0-9]{4}-[0-9]{2}-[0-9]{2}.*)\s*")
@@ -92,6 +98,22 @@ def refuse_path(path: str, what: str = "", master: str = "local") -> Path | None
     near = next((str(Path(path).with_name(name)) for name in get_close_matches(place.name, names, n=1)), None)
     hint = "" if near is None else f", did you mean {near}"
     raise Misuse(f"{what}{': ' if what else ''}there is nothing at {path}{hint}", path=path, wrong=path, right=near)
+
+
+def are_small(*paths: str) -> bool:
+    """Whether all of it is files of this machine, and few bytes: a job over them takes seconds."""
+    from onefold.spark.peek import visible
+
+    size = 0
+    for path in paths:
+        place = local_folder(path)
+        if place is None or not place.exists():
+            return False
+        for count, file in enumerate(visible(place) if place.is_dir() else [place]):
+            size += file.stat().st_size * (1 if file.suffix in _PLAIN else PACKING)
+            if size > SMALL_BYTES or count >= SMALL_FILES:
+                return False
+    return True
 
 
 def refuse_mistakes(

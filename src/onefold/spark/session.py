@@ -186,8 +186,12 @@ DEFAULTS = {
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
-def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[str, str] | None = None) -> SparkSession:
+def session(
+    master: str = "local[*]", *, memory: str = "auto", config: Mapping[str, str] | None = None, brief: bool = False
+) -> SparkSession:  # fmt: skip
     """The active session, or a new one on this master; ``config`` wins over every default.
+
+    ``brief``: for a job of seconds, in which the JVM's better compiler takes more time than it saves.
 
     ``memory`` is the driver's heap; "auto" takes a quarter of the machine, between 1 and 8 GB. On a cluster the
     executors get this package, and are asked for the libraries that it needs. A master such as "sc://host:15002" is a
@@ -202,6 +206,8 @@ def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[s
             memory = f"{min(8192, max(1024, machine // 4 // 2**20))}m"
         own = dict(config or {})
         ours = {"spark.master": master, "spark.driver.memory": memory, **DEFAULTS}
+        if brief:
+            ours["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=1"
         if master.startswith("sc://"):
             spark = _connected(master, own)
         elif "PYSPARK_GATEWAY_PORT" in os.environ:  # under spark-submit, which has said where to run and by what means
