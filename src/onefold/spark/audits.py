@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse, OnefoldError
-from onefold.spark.columns import milliseconds, quoted
+from onefold.spark.columns import listed, milliseconds, quoted
 from onefold.spark.differences import Summary, chosen, diff, sampled, spoken
 from onefold.spark.engine import Engine, Identity
 from onefold.spark.files import Place
@@ -151,7 +151,7 @@ def audit(
     its first in what was published before, which is not looked at.
     """
     if identity is not None and not isinstance(identity, Identity):
-        identity = Identity(names=tuple(identity))
+        identity = Identity(names=tuple(listed(identity)))
     _, names = chosen(source, published, None, source.columns if columns is None else columns)
     wrong = AuditFinding(names if identity is None else identity.columns)
     passing = Passing(names)
@@ -325,11 +325,13 @@ def _published(spark: SparkSession, output: Place) -> DataFrame | None:
     else:
         paths = [str(output / name) for name in names if (output / name).exists()]
     try:
-        return spark.read.parquet(*paths) if paths else None
+        rows = spark.read.parquet(*paths) if paths else None
+        if rows is not None and rows.schema:  # Spark Connect looks only now
+            return rows
     except AnalysisException as error:
-        if error.getCondition() != NO_FILES:
+        if NO_FILES not in str(error):
             raise
-        return None
+    return None
 
 
 def books(spark: SparkSession, output: Place) -> Tally:
