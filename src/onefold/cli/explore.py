@@ -21,18 +21,14 @@ SHIPPED_STATES_MAX: Final = 20_000
 def explore(
     target: Annotated[str | None, Argument(help="module:handler, or module:app with an Endpoint.")] = None,
     message: Annotated[list[str] | None, Option(help="A body as JSON, or QUEUE:JSON; may be repeated.")] = None,
-    key: Annotated[
-        str | None, Option(help="The field of the body that names the entity. Default: all messages are for one.")
-    ] = None,
+    key: Annotated[str | None, Option(help="The field that names the entity. Default: all are for one.")] = None,
     plan: Annotated[str | None, Option(help='The plan to explore, or "all".')] = None,
     workers: Annotated[int | None, Option(help="Consumers that work at once. Default: 2.")] = None,
     crashes: Annotated[int | None, Option(help="How many of them may be killed. Default: 1.")] = None,
     expiries: Annotated[int | None, Option(help="How many leases may run out. Default: 1.")] = None,
     copies: Annotated[int | None, Option(help="How many copies the transport may make. Default: 0.")] = None,
     states_max: Annotated[int | None, Option(help="Stop after so many states.")] = None,
-    specimen: Annotated[
-        str | None, Option(help="Show how a published draft with a fault fails: evicted or remade.")
-    ] = None,
+    specimen: Annotated[str | None, Option(help="Show how a faulty published draft fails: evicted or remade.")] = None,
     shipped: Annotated[bool, Option("--shipped", help="Explore the library's own plans.")] = False,
     as_json: AsJson = False,
 ) -> None:

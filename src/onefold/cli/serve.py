@@ -111,9 +111,7 @@ def desk(
     plan: options.Plan = None,
     queues: Annotated[str | None, Option(help="The queues that can be asked for: orders,refunds. Else all.")] = None,
     name: Annotated[str, Option(help="The name of the desk, and of the queue that answers come by.")] = "desk",
-    window_s: Annotated[
-        float, Option(min=1, max=6 * 86_400, help="Seconds that requests and answers are kept.")
-    ] = 86_400,
+    window_s: Annotated[float, Option(min=1, max=6 * 86_400, help="Seconds to keep requests and answers.")] = 86_400,
     wait_s_max: Annotated[float, Option(min=0, max=600, help="Seconds that a client can wait for an answer.")] = 30,
     host: options.Host = "127.0.0.1",
     port: options.Port = 7656,
@@ -147,10 +145,7 @@ def desk(
 def gateway(
     folder: Annotated[Path, Argument(help="Where uplinks and counters are kept; made if it is not there.")],
     devices: Annotated[Path, Option(help="The registry: TOML, or SQLite with a table 'devices'.")],
-    name: Annotated[
-        str | None,
-        Option(help="The name of this server; those that share a coordinator need different ones. Default: a."),
-    ] = None,
+    name: Annotated[str | None, Option(help="A name that no other server of its coordinator has. Default: a.")] = None,
     coordinator: Coordinator = None,
     when_down: WhenDown = None,
     region: Annotated[Literal["EU868", "US915"], Option(help="The radio plan.")] = "EU868",
@@ -167,9 +162,7 @@ def gateway(
     expiry_ms: options.Expiry = 60_000,
     fixed: options.Fixed = False,
     strict_adr: options.StrictAdr = False,
-    echo_ms: Annotated[
-        int, Option(min=0, help="A frame that one station has again within so many ms was sent once. 0: off.")
-    ] = 0,
+    echo_ms: Annotated[int, Option(min=0, help="What a station hears twice in so many ms was sent once; 0: off.")] = 0,
     keep_all: Annotated[bool, Option("--keep-all", help="Also store all receptions, in the topic receptions.")] = False,
     retain_bytes: options.RetainBytes = None,
     retain_ms: options.RetainMs = None,
@@ -300,16 +293,16 @@ def reconcile(
     format: options.Format = "auto",
     option: options.ReaderOption = None,
     key: Annotated[
-        str | None, Option(help="With --spark: the columns that ids are made of, with commas. Default: all.")
+        str | None, Option(help="Of a table: columns that ids are made of, with commas. Default: all.")
     ] = None,
     time: Annotated[
-        str | None, Option(help="With --spark: the column that records are sorted by. Default: their ids.")
+        str | None, Option(help="Of a table: column that records are sorted by. Default: their ids.")
     ] = None,
     index: Annotated[
-        str | None, Option(help="With --spark: where its index is kept. Default: .TABLE.onefold-index beside it.")
+        str | None, Option(help="Of a table: where its index is kept. Default: .TABLE.onefold-index beside it.")
     ] = None,
     rows_max: Annotated[
-        int | None, Option(min=1, help="With --spark: rows, of 72 bytes, that a session may read. Default: 1,000,000.")
+        int | None, Option(min=1, help="Of a table: rows, of 72 bytes, that a session may read. Default: 1,000,000.")
     ] = None,
     master: Annotated[str, Option(help="Where Spark runs.")] = MASTER,
     json: options.AsJson = False,

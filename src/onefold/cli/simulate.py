@@ -44,21 +44,13 @@ def simulate(
     poisoned: Annotated[Share, Option(help="Share of chains that get a row from the far future.")] = USUAL.poisoned,
     malformed: Annotated[Share, Option(help="Share of rows that are damaged.")] = USUAL.malformed,
     text_numbers: Annotated[bool, Option("--text-numbers", help="Write numbers as text, as CSV does.")] = False,
-    skew: Annotated[
-        float, Option(help="How unequal the chains are: 0 equal, 1 as the words of a text, a few very long.")
-    ] = 0.0,
+    skew: Annotated[float, Option(help="How unequal the chains are: 0 equal, 1 a few very long.")] = 0.0,
     devices: Annotated[
         int, Option(min=0, help="Instead of chains: readings of so many devices, each with a running number.")
     ] = 0,
-    reboots: Annotated[
-        int, Option(min=0, help="With --devices: how often a counter begins anew, all devices together.")
-    ] = 0,
-    conflicts: Annotated[
-        Share, Option(help="With --ids: share of copies that contradict the first in a column.")
-    ] = 0.01,
-    late: Annotated[
-        Share, Option(help="With --ids: share of copies that come more than an hour after the first.")
-    ] = 0.02,
+    reboots: Annotated[int, Option(min=0, help="With --devices: how often a counter begins anew, in all.")] = 0,
+    conflicts: Annotated[Share, Option(help="With --ids: share of copies that contradict the first.")] = 0.01,
+    late: Annotated[Share, Option(help="With --ids: share of copies that come more than an hour later.")] = 0.02,
     as_json: AsJson = False,
 ) -> None:
     """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is so."""
