@@ -25,12 +25,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainValidator,
     Strict,
     ValidationError,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from onefold.errors import Misuse
 
@@ -60,15 +59,23 @@ OUR_WORDS: Final = {
 """Where pydantic's own words would not help a writer of TOML."""
 
 
-def _whole_or(*words: str, least: int) -> PlainValidator:
-    # One validator instead of a union: a union would report one problem per member.
-    def check(value: object) -> object:
-        if value in words or (type(value) is int and value >= least):
-            return value
-        either = ", ".join(json.dumps(word) for word in words)
-        raise PydanticCustomError("whole_or", f"must be {either} or a whole number of at least {least}")
+class WholeOr:
+    """One of the words, or a whole number: one validator, because a union would report one problem per member."""
 
-    return PlainValidator(check)
+    def __init__(self, *words: str, least: int) -> None:
+        self.words, self.least = words, least
+
+    def __get_pydantic_core_schema__(self, *_: object) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._checked)
+
+    def __get_pydantic_json_schema__(self, *_: object) -> dict[str, Any]:
+        return {"anyOf": [{"enum": list(self.words)}, {"type": "integer", "minimum": self.least}]}
+
+    def _checked(self, value: object) -> object:
+        if value in self.words or (type(value) is int and value >= self.least):
+            return value
+        either = ", ".join(json.dumps(word) for word in self.words)
+        raise PydanticCustomError("whole_or", f"must be {either} or a whole number of at least {self.least}")
 
 
 def _flat(value: object, name: str = "") -> Iterator[tuple[str, object]]:
@@ -197,21 +204,21 @@ class Judge(Table):
     gap_count_max: Annotated[int, Field(ge=1), NUMBERED] = 10_000
     """Of chains and producers: how many gaps of a chain, or of a producer whose gaps are remembered, are kept. Above it
     the oldest is forgotten, and a message from there is UNSURE."""
-    jump_max_ms: Annotated[int | Literal["auto", "off"], _whole_or("auto", "off", least=0), CHAINS] = "auto"
+    jump_max_ms: Annotated[int | Literal["auto", "off"], WholeOr("auto", "off", least=0), CHAINS] = "auto"
     """Of chains: how far ahead of its arrival a timestamp may be, in milliseconds; what is further is rejected, so that
     one poisoned number cannot mute a chain. "auto": 900000 (a quarter of an hour) if there is an arrival column. "off":
     no limit."""
-    jump_max: Annotated[int | Literal["off"], _whole_or("off", least=1), PRODUCERS] = "off"
+    jump_max: Annotated[int | Literal["off"], WholeOr("off", least=1), PRODUCERS] = "off"
     """Of producers: how far above the highest sequence of its producer a sequence may lie; what is further is rejected,
     so that one wrong number cannot make all that follow repeats. The first one of a producer may be any. "off": no
     limit."""
-    idle_ms: Annotated[int | Literal["off"], _whole_or("off", least=1), REMEMBERS, NUMBERED] = "off"
+    idle_ms: Annotated[int | Literal["off"], WholeOr("off", least=1), REMEMBERS, NUMBERED] = "off"
     """Of a stream or a memory: a chain or producer not heard from for so long gives up its gaps; what lies there is
     UNSURE from then on."""
-    state_rows_max: Annotated[int | Literal["off"], _whole_or("off", least=1), REMEMBERS] = "off"
+    state_rows_max: Annotated[int | Literal["off"], WholeOr("off", least=1), REMEMBERS] = "off"
     """Of a stream or a memory: how many chains, producers, frames or ids a bucket of it remembers; beyond, those of new
     ones are UNSURE."""
-    order_wait_ms: Annotated[int | Literal["off"], _whole_or("off", least=0), STREAM, CHAINS] = "off"
+    order_wait_ms: Annotated[int | Literal["off"], WholeOr("off", least=0), STREAM, CHAINS] = "off"
     """Of a stream of chains: hold messages back until what is missing before them arrives, at most so long; then what
     is missing is given up, and told in the gaps. "off": messages come out as they come."""
     order_end: Annotated[Literal["give_up", "hold"], STREAM, CHAINS] = "give_up"
@@ -312,7 +319,7 @@ class Spark(Table):
 
     master: Name = "local[*]"
     """Where Spark runs: "local[*]" is this machine with all its cores."""
-    partitions: Annotated[int | Literal["auto"], _whole_or("auto", least=1)] = "auto"
+    partitions: Annotated[int | Literal["auto"], WholeOr("auto", least=1)] = "auto"
     """How many tasks judge. "auto": by the size of the input."""
     buckets: Annotated[int, Field(ge=1, le=4096), REMEMBERS] = 32
     """Of a stream or a memory: into how many parts what is remembered is split; more than its tasks. A memory keeps its

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PUBLIC = ("onefold", "onefold.spark", "onefold.lorawan", "onefold.outbox", "onefold.reconcile", "onefold.testing")
 DOCUMENTS = [
     *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "adr"),
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")),
 ]
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
 
@@ -69,6 +69,25 @@ def test_documents_and_examples_import_only_what_is_public(path):
         if module not in PUBLIC or (name and name not in importlib.import_module(module).__all__)
     ]
     assert not wrong, "list it in the __all__ of a public package, or do without it"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_of_documents_lead_somewhere(path):
+    text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", text):
+        name, _, anchor = link.partition("#")
+        target = path if not name else path.parent / name
+        assert target.exists(), link
+        if anchor:
+            heads = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}, link
+
+
+def test_the_index_of_the_documents_names_each_of_them():
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    for path in (ROOT / "docs").rglob("*.md"):
+        if path.parent.name != "adr" and path.name != "README.md":
+            assert f"]({path.relative_to(ROOT / 'docs')}" in index
 
 
 @pytest.mark.parametrize("path", MOVED)

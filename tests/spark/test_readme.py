@@ -1,4 +1,4 @@
-"""What the README says works: its commands are run as they stand, its Python is executed."""
+"""What the README and the first steps say works: their commands are run as they stand, their Python is executed."""
 
 import json
 import re
@@ -14,8 +14,10 @@ from tests.lib.commands import here, process
 from tests.lib.fleet import Gateway
 from tests.lib.producer_trials import Server
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
-BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
+ROOT = Path(__file__).parents[2]
+README, BLOCKS = (
+    re.findall(r"```(\w+)\n(.*?)```", (ROOT / name).read_text(), re.S) for name in ("README.md", "docs/first-steps.md")
+)
 COMMANDS = [line.split("#")[0].strip() for kind, block in BLOCKS if kind == "sh" for line in block.splitlines()]
 GROUPS = ("lorawan", "records", "serve")
 
@@ -34,8 +36,8 @@ def onefold(words, cwd, **environ):
     return here(*words, cwd=cwd, **environ)
 
 
-def test_the_readme_shows_every_command_of_a_first_day():
-    first = {"test", "check", "init", "run", "simulate", "doctor", "publish", "log", "consume", "tokens", "explore"}
+def test_the_first_steps_show_every_command_of_a_first_day():
+    first = {"check", "init", "run", "simulate", "doctor", "publish", "log", "consume", "tokens", "explore"}
     first |= {"audit", "diff", "explain", "window", "report", "reconcile"}
     pairs = {"serve ingest", "serve gateway", "serve desk", "lorawan simulate", "lorawan play", "lorawan report"}
     pairs |= {"serve reconcile", "records add"}
@@ -105,7 +107,7 @@ def test_check_needs_no_column_that_its_command_does_not_name(tmp_path):
 
 def test_serve_publish_and_log_work_together_as_written(tmp_path):
     (tmp_path / "events.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
-    with Server(tmp_path / "log") as server:  # as the README starts it, on a port that is free
+    with Server(tmp_path / "log") as server:  # as the page starts it, on a port that is free
         words = [word.replace("7654", str(server.port)) for word in WORDS["publish"]]
         for _ in range(2):
             done = onefold(words, tmp_path)
@@ -158,7 +160,43 @@ def test_doctor_is_content_with_this_machine(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("code", [block for kind, block in BLOCKS if kind == "python" and "detector" in block])
+def test_the_readme_has_two_commands_for_the_clone():
+    (block,) = (block for kind, block in README if kind == "sh" and "./run" in block)
+    assert [line.split("#")[0].strip() for line in block.splitlines()] == ["./run", "./run test"]
+    done = subprocess.run([ROOT / "run", "help"], capture_output=True, text=True, check=True)
+    assert all(re.search(rf"^  {re.escape(line)} +", done.stdout, re.M) for line in ("./run", "./run test"))
+
+
+def test_the_everyday_commands_of_the_readme_print_what_it_shows(tmp_path):
+    shown = 0
+    output: list[str] = []
+    for kind, block in README:
+        if kind == "sh" and block.startswith("cat >"):
+            subprocess.run(["sh", "-c", block], cwd=tmp_path, check=True)
+        elif kind == "sh" and block.startswith("onefold"):
+            output = []
+            for words in map(shlex.split, block.splitlines()):
+                # The Java of this test run was started in another folder, so its paths begin there.
+                paths = [str(tmp_path / word) if (tmp_path / word).exists() else word for word in words[1:]]
+                done = onefold(paths, tmp_path)
+                assert done.returncode == (words[1] in ("check", "diff")), done.stderr  # both find something
+                output += [line.rstrip() for line in done.stderr.splitlines()]
+        elif kind == "text":
+            rest = iter(output)
+            assert all(line in rest for line in block.splitlines()), (block, output)  # in this order
+            shown += 1
+    assert shown == 4
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+def test_the_step_of_the_readme_judges_a_dataframe(spark):
+    (code,) = (block for kind, block in README if "judge_ids" in block)
+    names = {"df": spark.createDataFrame([("a",), ("b",), ("a",)], "event_id string")}
+    exec(code, names)  # noqa: S102  # our own README
+    assert sorted(row.event_id for row in names["firsts"].collect()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("code", [block for kind, block in README if kind == "python" and "detector" in block])
 def test_the_scalar_example_answers_as_its_comments_say(code):
     names: dict[str, object] = {}
     for line in filter(None, code.splitlines()):

@@ -12,10 +12,10 @@ from typing import Annotated, Final
 from typer import Argument, Option
 
 from onefold.cli.mistakes import format_of, refuse_path
-from onefold.cli.options import names_of
+from onefold.cli.options import names_of, refuse
 from onefold.cli.output import AsJson, local_folder, tell
 from onefold.errors import Misuse
-from onefold.settings import TABLES
+from onefold.settings import TABLES, Settings
 
 SET: Final = {"source.path": "messages", "publish.path": "out", "judge.floor": "open"}
 """What the template sets; all else is in it as a comment."""
@@ -52,9 +52,14 @@ def init(
     source: Annotated[str | None, Option(help="A file or folder to read: sets its path and format.")] = None,
     id: Annotated[str | None, Option(help="Columns of the id, with commas: sets the engine of ids.")] = None,
     force: Annotated[bool, Option("--force", help="Overwrite the file if it is there.")] = False,
+    schema: Annotated[bool, Option("--schema", help="Write no file: print the JSON Schema of all keys.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a pipeline.toml with every key, its meaning and its default."""
+    if schema:
+        refuse({"--source": source, "--id": id, "--force": force, "--json": as_json}, "has no effect with --schema")
+        print(json.dumps(Settings.model_json_schema(), indent=2))
+        return
     values: dict[str, object] = dict(SET)
     if source is not None:
         refuse_path(source)

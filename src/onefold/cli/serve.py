@@ -292,12 +292,8 @@ def reconcile(
     spark: Annotated[bool, Option("--spark", help="STORE is a table; its rows are records without bodies.")] = False,
     format: options.Format = "auto",
     option: options.ReaderOption = None,
-    key: Annotated[
-        str | None, Option(help="Of a table: columns that ids are made of, with commas. Default: all.")
-    ] = None,
-    time: Annotated[
-        str | None, Option(help="Of a table: column that records are sorted by. Default: their ids.")
-    ] = None,
+    key: Annotated[str | None, Option(help="The columns that ids are made of, with commas. Default: all.")] = None,
+    time: Annotated[str | None, Option(help="The column that records are sorted by. Default: their ids.")] = None,
     index: Annotated[
         str | None, Option(help="Of a table: where its index is kept. Default: .TABLE.onefold-index beside it.")
     ] = None,

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 from onefold.cli.init import template
-from onefold.settings import load
+from onefold.settings import TABLES, load
 from tests.lib.commands import Done, here
 
 
@@ -52,3 +52,23 @@ def test_init_from_a_source_needs_no_editing(tmp_path):
     (tmp_path / "conf").mkdir()
     assert init(tmp_path, "conf/p.toml", "--source", "events").returncode == 0
     assert load(tmp_path / "conf" / "p.toml", {}).source.path == str(tmp_path / "events")
+
+
+def test_the_schema_knows_every_key_and_what_it_takes(tmp_path):
+    done = init(tmp_path, "--schema")
+    assert (done.returncode, list(tmp_path.iterdir())) == (0, [])
+    schema = json.loads(done.stdout)
+    assert schema["additionalProperties"] is False
+    for table, model in TABLES.items():
+        part = schema["$defs"][schema["properties"][table]["$ref"].rpartition("/")[2]]
+        assert part["additionalProperties"] is False
+        assert set(part["properties"]) == set(model.model_fields)
+        assert all(key["description"] for key in part["properties"].values())
+    judge = schema["$defs"]["Judge"]["properties"]
+    assert judge["floor"]["enum"] == ["first", "open"]
+    assert judge["jump_max"]["anyOf"] == [{"enum": ["off"]}, {"type": "integer", "minimum": 1}]
+
+
+def test_the_schema_takes_no_other_options(tmp_path):
+    done = init(tmp_path, "--schema", "--id", "event_id")
+    assert (done.returncode, done.stderr) == (2, "onefold: --id has no effect with --schema\n")
