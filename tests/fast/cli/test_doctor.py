@@ -89,7 +89,7 @@ def test_the_versions_asked_for_are_those_of_the_extra():
 def shop(tmp_path):
     """An endpoint in one file, which handles "orders" and is at rest."""
     url = f"sqlite:///{tmp_path}/shop.db"
-    with Endpoint("shop", store=url, transport=url) as app:
+    with Endpoint("shop", store=url, transport=url, plan="transactional") as app:
         app.handler("orders", key="order")(lambda state, message: ((state or 0) + 1, [Out("shipping", 1)]))
         app.world.queue.waiting()
         yield app
@@ -223,7 +223,8 @@ def test_the_variables_fill_in_but_alone_the_doctor_looks_at_the_machine(shop, t
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--store", "sqlite:///x.db"], "--store: to look at an outbox it needs --store and --transport"),
+        (["--store", "sqlite:///x.db"], "x.db is not there"),
+        (["--transport", "sqlite:///x.db"], "--transport: to look at an outbox"),
         (["--tokens", "redis://me:hush@h"], "--tokens: to look at an outbox"),
         (["--older-than-s", "5"], "--older-than-s is for an outbox"),
         (["--store", "sqlite:///x.db", "--transport", "sqlite:///x.db"], "x.db is not there"),
