@@ -32,8 +32,8 @@ WORDS = {name(words): words for words in (shlex.split(command)[1:] for command i
 pytestmark = pytest.mark.usefixtures("spark")
 
 
-def onefold(words, cwd, **environ):
-    return here(*words, cwd=cwd, **environ)
+def onefold(words, cwd):
+    return here(*words, cwd=cwd)
 
 
 def test_the_first_steps_show_every_command_of_a_first_day():
@@ -49,8 +49,7 @@ def test_simulate_init_and_run_work_one_after_the_other_as_written(tmp_path):
     small[small.index("100000")] = "3000"
     assert onefold(small, tmp_path).returncode == 0
     assert onefold(WORDS["init"], tmp_path).returncode == 0
-    override = {"ONEFOLD_SOURCE__PATH": "traffic/messages", "ONEFOLD_PUBLISH__PATH": "out"}
-    done = onefold(WORDS["run"], tmp_path, **override)
+    done = onefold(WORDS["run"], tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the books balance: 3,000 in =" in done.stderr
     assert "source and sink agree: 3,000 rows, fingerprint " in done.stderr

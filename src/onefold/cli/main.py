@@ -327,7 +327,10 @@ def describe(error: BaseException) -> tuple[int, str]:
     """
     if isinstance(error, typer.TyperException):  # usage: an option, argument or command that is not there
         context = getattr(error, "ctx", None)
-        return 2, f"{error.format_message()} (see {context.command_path if context else 'onefold'} --help)"
+        return (
+            2,
+            f"{' '.join(error.format_message().split())} (see {context.command_path if context else 'onefold'} --help)",
+        )
     if isinstance(error, Misuse | BadInput):
         return 2, str(error)
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(package := str(error.name).partition(".")[0])):
