@@ -56,7 +56,8 @@ def test_simulate_init_and_run_work_one_after_the_other_as_written(tmp_path):
     for folder in ("firsts", "repeats", "unsure", "rejects", "gaps"):
         assert (tmp_path / "out" / folder).is_dir()
     (tmp_path / "out" / "report.html").unlink()
-    for words, told in ((WORDS["report"], "report.html"), (WORDS["explain"], "fills_gap"), (WORDS["window"], "99")):
+    shown = {"report": "report.html", "explain": "fills_gap", "window": "99", "audit": "agree"}
+    for words, told in ((WORDS[name], text) for name, text in shown.items()):
         # The Java of this test run was started in another folder, so its paths begin there.
         done = onefold([str(tmp_path / word) if "/" in word else word for word in words], tmp_path)
         assert (done.returncode, told in done.stderr) == (0, True), done.stderr
