@@ -438,8 +438,8 @@ def shuffled(df: DataFrame, integers: Integers, partitions: int | None, memory: 
         first = F.shiftrightunsigned(integers.columns[0], 32)
         by = [F.shiftright(first * memory.buckets, 32)]
     spark, most = df.sparkSession, TASKS_MAX if memory is None else memory.buckets
-    if partitions is None and df.isStreaming:  # no adaptive execution there
-        partitions = 2 * cores(spark)
+    if partitions is None and df.isStreaming:  # no adaptive execution there, and a batch is small: a task per core
+        partitions = cores(spark)
     if partitions is None:
         believed = believed_bytes(df)
         if believed is None:  # adaptive execution joins what is small

@@ -171,6 +171,8 @@ DEFAULTS = {
     # For each column function Spark would look up which line of Python called it: half the time of building a plan.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
+    # What crosses to Python goes in fewer, larger pieces: six integers a row are three megabytes.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     # Fine slices, which Spark's adaptive execution packs into tasks of even size.
     "spark.sql.shuffle.partitions": "64",
     # Files for several verdicts are open at once, which saves a sort of every row by its verdict.
