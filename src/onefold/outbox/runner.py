@@ -21,6 +21,7 @@ from functools import lru_cache
 from itertools import islice
 from secrets import token_hex
 from time import monotonic, time_ns
+from types import CoroutineType
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from onefold.errors import Misuse
@@ -131,8 +132,8 @@ class Job:
     def go_on(self, answer: Any, error: Exception | None = None) -> None:
         try:
             self.pending = self.attempt.send(answer) if error is None else self.attempt.throw(error)
-            if isinstance(self.pending, plans.Lease):  # it was, before the attempt began
-                self.pending = self.attempt.send(tuple(delivery.receipt for delivery in self.deliveries))
+            if type(self.pending) is plans.Lease:  # it was, before the attempt began
+                self.pending = self.attempt.send(tuple([delivery.receipt for delivery in self.deliveries]))
         except StopIteration as stop:
             self.pending, self.ended = None, stop.value
         except Exception as failure:
@@ -340,8 +341,8 @@ class HandlerCall:
     db: LocalTransaction | None = None
 
     def __call__(self, step: plans.Handle | plans.Call) -> Any:
-        context = plans.Context(step.answers if isinstance(step, plans.Handle) else {})
         outside = isinstance(step, plans.Call)
+        context: plans.Context | None = None
         try:
             if isinstance(step, plans.Call):
                 answer = step.call(step.key)
@@ -351,8 +352,12 @@ class HandlerCall:
                 if self.db is not None:
                     with self.db.savepoint():
                         return self._checked(call(*values, self.db.connection), context, outside)
-                answer = call(*values, ctx=context) if takes_context(call) else call(*values)
-            if not inspect.iscoroutine(answer):
+                if takes_context(call):
+                    context = plans.Context(step.answers)
+                    answer = call(*values, ctx=context)
+                else:
+                    answer = call(*values)
+            if not isinstance(answer, CoroutineType):
                 return self._checked(answer, context, outside)
         except plans.Asked as asked:
             return asked
@@ -364,7 +369,7 @@ class HandlerCall:
             raise self._failure(error) from error
         return self.loop.begin(self._awaited(answer, context, outside))
 
-    async def _awaited(self, answer: Coroutine[Any, Any, Any], context: plans.Context, outside: bool) -> Any:
+    async def _awaited(self, answer: Coroutine[Any, Any, Any], context: plans.Context | None, outside: bool) -> Any:
         try:
             return self._checked(await answer, context, outside)
         except plans.Asked as asked:
@@ -374,8 +379,8 @@ class HandlerCall:
         except BaseException as error:  # here it would end the loop, and all who wait for it would wait for ever
             raise self._failure(error) from error
 
-    def _checked(self, answer: Any, context: plans.Context, outside: bool) -> Any:
-        if context.asked is not None:
+    def _checked(self, answer: Any, context: plans.Context | None, outside: bool) -> Any:
+        if context is not None and context.asked is not None:
             raise Misuse(
                 f"the handler went on behind ctx.once({context.asked.name!r}): it must not catch BaseException"
             )
