@@ -229,7 +229,8 @@ def _jsonable(value: Any) -> Any:
 _ENCODER = json.JSONEncoder(
     separators=(",", ":"), sort_keys=True, allow_nan=False, check_circular=False, default=_jsonable
 )
-_SCAN: Any = json.JSONDecoder().scan_once
+_DECODER: Any = json.JSONDecoder()
+_SCAN = _DECODER.scan_once
 _QUOTED: Any = json.encoder.encode_basestring_ascii
 # `encode` makes one of these anew for each value, which costs more than a small value itself.
 _MAKER: Any = getattr(json.encoder, "c_make_encoder", None)

@@ -422,13 +422,16 @@ class Work(NamedTuple):
 
 def job_of(plan: str, works: Sequence[Work], loop: Loop, now_ms: int, db: LocalTransaction | None = None) -> Job:
     """An attempt at messages of one entity: several only under the plan `local`."""
-    handles = [HandlerCall(w.handling, w.message, loop, now_ms, stateful=w.key is not None, db=db) for w in works]
-    deliveries = [work.delivery for work in works if work.delivery is not None]
+    handles, deliveries = list[HandlerCall](), list[Delivery]()
+    for work in works:
+        handles.append(HandlerCall(work.handling, work.message, loop, now_ms, work.key is not None, db))
+        if work.delivery is not None:
+            deliveries.append(work.delivery)
     first = works[0]
     if plan == "local":
         if len(deliveries) < len(works):
             raise Misuse("the plan 'local' needs the delivery of the message: its row is its token")
-        messages = tuple(work.message for work in works)
+        messages = tuple([work.message for work in works])
         return Job(plans.folded(first.key, messages, in_order=first.handling.ordered), handles, deliveries)
     assert first.key is not None, "only 'local' has handlers without state"
     return Job(PLANS[plan](first.key, first.message), handles, deliveries)

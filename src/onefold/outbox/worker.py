@@ -398,7 +398,8 @@ class Consumer:
             except Exception as error:
                 self._store_failed(deliveries)
                 return error
-            read = (self._read(each, self.app.handlers, place) for each in deliveries)
+            handlers = self.app.handlers
+            read = [self._read(each, handlers, place) for each in deliveries]
             lot.messages += [message for message in read if message is not None]
         with self._lock:
             self._lots.add(lot)
@@ -411,7 +412,8 @@ class Consumer:
                 conflicts = len(lot.messages)
                 done: list[InHand] = []
                 for job in jobs:
-                    if isinstance(job.ended, tuple) and set(job.ended) == {Outcome.APPLIED}:
+                    ended = job.ended
+                    if type(ended) is tuple and ended.count(Outcome.APPLIED) == len(ended):
                         done += self._of.pop(job)
                     else:
                         self._end(job, lot)
@@ -440,10 +442,13 @@ class Consumer:
             return False
         first, alone, behind = list[InHand](), list[InHand](), set[Key | str]()
         for message in lot.messages:
-            if message.turn in behind:
+            if behind and message.turn in behind:
                 continue
-            (first if message.delivery.times == 1 else alone).append(message)
-            if message.work.handling.ordered and message.delivery.times > 1:
+            if message.delivery.times == 1:
+                first.append(message)
+                continue
+            alone.append(message)
+            if message.work.handling.ordered:
                 behind.add(message.turn)
         candidates = first or [choice(alone)]
         with self._freed:
@@ -454,9 +459,10 @@ class Consumer:
         together: dict[Key | str, list[InHand]] = {}
         begun = set[str]()
         for message in candidates:
-            if message.turn not in ours:
+            turn = message.turn
+            if turn not in ours:
                 continue
-            group = together.setdefault(message.turn, [])
+            group = together.setdefault(turn, [])
             folds = message.plan == "local" and message.tries <= FOLD_TRIES_MAX
             if not group or (folds and (group[0].plan, group[0].tries) == ("local", message.tries)):
                 group.append(message)
