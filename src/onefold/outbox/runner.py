@@ -227,26 +227,26 @@ def _call_handlers(batch: Batch, group: list[Job], late_s: float | None) -> bool
     """Whether any went on. Coroutines are all started before any is awaited. After some time the others wait for what
     is ready to be settled."""
     began, some = monotonic(), False
-    for job in group:
-        if job.future is not None:
-            continue
-        if some and monotonic() - began > TOGETHER_S:
-            return True
-        if not batch.enter(job):
-            continue
-        step = cast("plans.Handle | plans.Call", job.pending)
-        try:
-            answer = job.handles[step.number](step)
-        except Exception as error:
-            job.go_on(None, error)
-        else:
-            if isinstance(answer, Future):
-                job.future = answer
+    try:
+        for job in group:
+            if job.future is not None:
+                continue
+            if some and monotonic() - began > TOGETHER_S:
+                return True
+            if not batch.enter(job):
+                continue
+            step, some = cast("plans.Handle | plans.Call", job.pending), True
+            try:
+                answer = job.handles[step.number](step)
+            except Exception as error:
+                job.go_on(None, error)
             else:
-                job.go_on(answer)
-        finally:
-            batch.leave()
-        some = True
+                if isinstance(answer, Future):
+                    job.future = answer
+                else:
+                    job.go_on(answer)
+    finally:
+        batch.leave()
     late = {job.future: job for job in group if job.batch is batch and job.future is not None}
     if late:
         wait(late, late_s)
