@@ -93,10 +93,14 @@ def no_skip(report):
 
 @pytest.fixture(scope="session")
 def spark():
-    """One SparkSession for the whole run: a second JVM costs more than all tests of a file."""
+    """One SparkSession for the whole run: a second JVM costs more than all tests of a file.
+
+    The matrix names a server of Spark Connect instead.
+    """
     from onefold.spark.session import session
 
-    return session("local[2]", memory="2g", config={"spark.sql.shuffle.partitions": "4"})
+    master = os.environ.get("ONEFOLD_TEST_MASTER", "local[2]")
+    return session(master, memory="2g", config={"spark.sql.shuffle.partitions": "4"})
 
 
 @pytest.fixture(scope="session")

@@ -20,14 +20,28 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Strict, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    Strict,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from onefold.errors import Misuse
 
 Name: TypeAlias = Annotated[str, Field(min_length=1)]
 MaybeName: TypeAlias = Annotated[Name | None, BeforeValidator(lambda value: None if value == "none" else value)]
-Names: TypeAlias = Annotated[tuple[Name, ...], Strict(False), Field(min_length=1)]  # TOML has lists only
+Names: TypeAlias = Annotated[
+    tuple[Name, ...],
+    Strict(False),  # TOML has lists only
+    Field(min_length=1),
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+]
 PREFIX: Final = "ONEFOLD_"
 PROBLEMS_MAX: Final = 5
 """How many problems are told at once: more than a person mends before the next try."""
@@ -108,6 +122,8 @@ class Source(Table):
 
     path: Name
     """A file, a folder or a URL. A relative path starts at the folder of this file."""
+    table: MaybeName = None
+    """In place of the path: a table of Spark's catalogue, such as "db.events" or "catalog.db.events"."""
     format: Name = "parquet"
     """Any format that Spark can read: "parquet", "json", "csv", "orc", ...; "onefold-log" is the log of a topic."""
     options: Texts = {}
@@ -125,6 +141,17 @@ class Source(Table):
     trigger: Annotated[Name, STREAM] = "available"
     """Of a stream. "available": all that is there now, then stop. Else how often a batch begins, such as
     "10 seconds"."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_table(cls, data: object) -> object:
+        """A table is a source of the format "table", whose path is its name."""
+        table = data.get("table") if isinstance(data, dict) else None
+        if not isinstance(data, dict) or table in (None, "none"):
+            return data
+        if (data.get("path", table), data.get("format", "table")) != (table, "table"):
+            raise PydanticCustomError("table", "is given in place of path and format: leave those out")
+        return {**data, "path": table, "format": "table"}
 
 
 class Judge(Table):
@@ -336,6 +363,8 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
     for name in ("source", "publish", "memory"):
         table = getattr(settings, name)
         named = {key: getattr(table, key, None) for key in ("path", "checkpoint")}
+        if getattr(table, "format", None) == "table":  # the path is a name
+            named = {}
         paths = {key: value for key, value in named.items() if value not in (None, "auto")}
         local = {key: value for key, value in paths.items() if "://" not in value and not value.startswith("file:")}
         tables[name] = table.model_copy(update={key: str(path.parent.absolute() / local[key]) for key in local})

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from onefold.cli.init import template
 from onefold.errors import Misuse
@@ -64,6 +65,14 @@ def test_the_template_documents_every_key_with_its_default():
             assert lines[number - 1].startswith("# "), f"{line} has no comment"
 
 
+def test_a_table_of_the_catalogue_stands_in_place_of_a_path():
+    source = Settings.model_validate({"source": {"table": "db.events"}, "publish": {"path": "out"}}).source
+    assert (source.path, source.format) == ("db.events", "table")
+    with pytest.raises(ValidationError, match="in place of path and format: leave those out"):
+        Settings.model_validate({"source": {"table": "db.events", "path": "in"}, "publish": {"path": "out"}})
+    assert Settings.model_validate({"source": source.model_dump(), "publish": {"path": "out"}}).source == source
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -79,7 +88,7 @@ def test_the_template_documents_every_key_with_its_default():
             '[judge]\nengine = "x"',
             'pipeline.toml: judge.engine: is "x", must be "chains", "producers", "lorawan" or "ids"',
         ),
-        ('[judge]\nkey = "device"', 'pipeline.toml: judge.key: is "device", must be a list'),
+        ("[judge]\nkey = 5", "pipeline.toml: judge.key: is 5, must be a list"),
         ("[judge]\nkey = []", "pipeline.toml: judge.key: is [], must not be empty"),
         ('[judge]\nkey = ["a", 1]', "pipeline.toml: judge.key.1: is 1, must be text"),
         ('[judge]\narrival = ""', 'pipeline.toml: judge.arrival: is "", must not be empty'),

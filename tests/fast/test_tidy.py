@@ -80,6 +80,7 @@ def test_modules_are_named_after_what_they_are_about():
 ALONE = {
     "onefold.producers.state": "the state of the rules, which are long enough to read without it",
     "onefold.reconcile.nip77": "an adapter: negentropy as Nostr relays speak it",
+    "onefold.spark.log_source": "an adapter: what only Spark 4.1 and newer can load",
     "onefold.reconcile.sqlite": "an adapter: records in a SQLite file",
 }
 """Modules with one importer, each with why it is not a part of that one."""

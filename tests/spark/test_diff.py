@@ -266,7 +266,7 @@ def test_there_are_more_ranges_for_larger_tables(spark, big):
     [
         ({"key": ["nope"]}, "no column 'nope' in the first table"),
         ({"key": []}, "key is empty"),
-        ({"key": "id"}, "lists of names"),
+        ({"key": "nope"}, "no column 'nope' in the first table"),
         ({"buckets": 100}, "power of two"),
         ({"hash": "md5"}, "hash is 'md5'"),
     ],

@@ -270,7 +270,7 @@ def test_a_memory_without_a_window_says_once_what_it_costs_and_a_bound_makes_uns
         ({"id": "id", "keep": "best"}, "keep is 'best'"),
         ({"id": "id", "on_conflict": "drop"}, "on_conflict is 'drop'"),
         ({"id": "m"}, r"column 'm' \(id\) is map<string,string>: maps have no order"),
-        ({"id": "id", "time": "s.t"}, "is inside of a struct: select it as a column of its own first"),
+        ({"id": "id", "time": "s.u"}, r"no column 's.u' \(time\): the columns are"),
         ({"id": "id", "time": "m"}, "must be whole numbers or times"),
         ({"id": "id", "order": "nothing"}, "if there is none: order=None"),
     ],

@@ -91,7 +91,7 @@ def test_no_java_at_all_is_one_line_that_says_what_to_do(no_wheel):
     assert "\n" not in text
     assert "JAVA_HOME" in text
     assert "install OpenJDK" in text
-    assert "onefold[spark]" in text
+    assert "onefold[java]" in text
 
 
 def test_the_wheel_is_the_last_resort_and_gets_a_private_shim_in_the_cache(tmp_path):

@@ -211,7 +211,7 @@ def test_without_rows_no_window_is_named(spark):
         ({"key": ["tags"]}, r"column 'tags' \(key\) is array<int>, must be a plain value"),
         ({"key": ["arrival"]}, r"column 'arrival' is the time, it cannot be the key too"),
         ({"order": "arrival"}, r"column 'arrival' is the time, it cannot be the order too"),
-        ({"key": "id"}, r"key is a list of names, not 'id'"),
+        ({"key": "nope"}, r"no column 'nope'"),
         ({"key": []}, r"key is empty"),
         ({"shares": [0.5, 0]}, r"share is 0, must be above 0 and at most 1"),
         ({"shares": []}, r"there are 0 shares"),

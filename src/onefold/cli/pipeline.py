@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from onefold.cli.mistakes import refuse_mistakes
+from onefold.cli.mistakes import are_small, refuse_mistakes
 from onefold.errors import Misuse
 from onefold.settings import Settings
 from onefold.spark.engine import Engine, engine_class
@@ -43,7 +43,10 @@ def refuse_pipeline(settings: Settings) -> None:
 
 def opened(settings: Settings) -> tuple[Any, SourceSpec, Engine]:
     engine = engine_of(settings)
-    spark = session(settings.spark.master, memory=settings.spark.memory, config=settings.spark.config)
+    spark = session(
+        settings.spark.master, memory=settings.spark.memory, config=settings.spark.config,
+        brief=settings.source.mode == "batch" and are_small(settings.source.path),
+    )  # fmt: skip
     source = SourceSpec(
         path=settings.source.path,
         format=format_of(settings, engine),

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from onefold.cli.check import refuse_without
-from onefold.cli.mistakes import format_of, refuse_mistakes
+from onefold.cli.mistakes import are_small, format_of, refuse_mistakes
 from onefold.cli.options import Format, ReaderOption, names_of, reader_options
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
@@ -59,7 +59,7 @@ def window(
         refuse_mistakes(path, kind, named, options, master=master)
     with progress(people) as say:
         say("starting Spark")
-        df = read(session(master), path, format=kind, options=options, columns=columns)
+        df = read(session(master, brief=are_small(path)), path, format=kind, options=options, columns=columns)
         shares = (*SHARES, *(quantile or ()))
         measured = advise_window(
             df, key=columns.key, time=time, order=order, shares=shares, chains=chains, say=say,

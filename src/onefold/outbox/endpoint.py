@@ -352,11 +352,9 @@ class AsyncEndpoint:
 def decoder(queue: str, body: Any) -> Callable[[Any], Any]:
     """Makes an object of this type of a JSON value; `BadInput` names the fields that are wrong.
 
-    >>> from dataclasses import dataclass
+    >>> from dataclasses import make_dataclass
     >>> from decimal import Decimal
-    >>> @dataclass
-    ... class Order:
-    ...     sum: Decimal
+    >>> Order = make_dataclass("Order", [("sum", Decimal)])
     >>> decoder("orders", Order)({"sum": "2.50"}).sum
     Decimal('2.50')
     >>> decoder("orders", Order)({})
@@ -367,8 +365,12 @@ def decoder(queue: str, body: Any) -> Callable[[Any], Any]:
 
     try:  # a model around it: its settings are taken over by dataclasses, which have none of their own
         model: Any = create_model("Body", value=(body, ...), __config__=ConfigDict(val_json_bytes="base64"))
-    except (PydanticUserError, TypeError) as error:
-        raise Misuse(f"{queue}: body is {body!r:.100}, no type that can be read: {error}") from error
+        if not model.__pydantic_complete__:
+            model.model_rebuild()  # says what is not defined
+    except (PydanticUserError, NameError, TypeError) as error:
+        raise Misuse(
+            f"{queue}: body is {body!r:.100}, no type that can be read: {str(error).splitlines()[0]}"
+        ) from error
 
     def decode(value: Any) -> Any:
         try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onefold.spark.explanations import explain
     from onefold.spark.gaps import missing_ranges, missing_sequences
     from onefold.spark.ids import IdColumns, judge_ids
-    from onefold.spark.log_source import register_log
+    from onefold.spark.ingest import register_log
     from onefold.spark.outbox import outbox_sink, send_batch
     from onefold.spark.peer.index import TableIndex, TableItems
     from onefold.spark.peer.naming import Naming
@@ -79,7 +79,7 @@ _HOMES = {
     "missing_sequences": "gaps",
     "outbox_sink": "outbox",
     "read_receptions": "receptions.reading",
-    "register_log": "log_source",
+    "register_log": "ingest",
     "send_batch": "outbox",
 }
 

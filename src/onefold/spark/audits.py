@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse, OnefoldError
-from onefold.spark.columns import milliseconds, quoted
+from onefold.spark.columns import listed, milliseconds, quoted
 from onefold.spark.differences import Summary, chosen, diff, sampled, spoken
 from onefold.spark.engine import Engine, Identity
 from onefold.spark.files import Place
@@ -72,7 +72,8 @@ NO_FILES: Final = "UNABLE_TO_INFER_SCHEMA"
 """What Spark says of folders without a single file."""
 
 _ID, _AT, _SOON = ["_onefold_id0", "_onefold_id1"], "_onefold_at", "_onefold_soon"
-_FIRSTS, _REPEATS, _RULED = "_onefold_firsts", "_onefold_repeats", "_onefold_ruled"
+_KIND, _FIRST, _REPEAT, _RULED = "_onefold_kind", "_onefold_first", "_onefold_repeat", "_onefold_ruled"
+_KINDS: Final = {_FIRST: 0, _REPEAT: 1, _RULED: 2}
 
 
 class AuditFailed(OnefoldError):
@@ -151,7 +152,7 @@ def audit(
     its first in what was published before, which is not looked at.
     """
     if identity is not None and not isinstance(identity, Identity):
-        identity = Identity(names=tuple(identity))
+        identity = Identity(names=tuple(listed(identity)))
     _, names = chosen(source, published, None, source.columns if columns is None else columns)
     wrong = AuditFinding(names if identity is None else identity.columns)
     passing = Passing(names)
@@ -215,22 +216,20 @@ class Ids:
         self._identity = identity
         self._strong = strong
         # Shuffled as they are: few ids are there twice, so that counting them before would be work for nothing.
-        rows = self._marked(judged, [VERDICT, REASON]).repartition(*_ID)
-        soon = F.greatest(F.count_if(_is_first()) - 1, F.lit(0))
+        rows = self._marked(judged, []).repartition(*_ID)
+        soon = F.greatest(F.count_if(_is(_FIRST)) - 1, F.lit(0))
         if identity.time is not None:
             # An id that expires may be new again: one too many is a first that comes too soon after the one before.
-            before = F.lag(_AT).over(Window.partitionBy(*_ID, VERDICT).orderBy(_AT))
-            rows = rows.withColumn(_SOON, _is_first() & (F.col(_AT) - before < identity.expiry_ms))
+            before = F.lag(_AT).over(Window.partitionBy(*_ID, _KIND).orderBy(_AT))
+            rows = rows.withColumn(_SOON, _is(_FIRST) & (F.col(_AT) - before < identity.expiry_ms))
             soon = F.count_if(_SOON)
         self._grouped = rows.groupBy(*_ID).agg(
-            F.count_if(_is_first()).alias(_FIRSTS),
-            F.count_if(~_is_first() & ~_is_by_rule()).alias(_REPEATS),
-            F.count_if(~_is_first() & _is_by_rule()).alias(_RULED),
+            *(F.count_if(_is(kind)).alias(kind) for kind in (_FIRST, _REPEAT, _RULED)),
             soon.alias(_SOON),
         )
 
     def _marked(self, judged: DataFrame, names: Iterable[str]) -> DataFrame:
-        """Firsts and repeats with these columns, the hash of their id in two halves, and when they came."""
+        """Firsts and repeats with these columns, their kind, the hash of their id in two halves, and when they came."""
         identity = self._identity
         cells = [(F.col(quoted(name)), judged.schema[name].dataType) for name in identity.names]
         cells += [(cell, T.LongType()) for cell in identity.number(judged)]
@@ -241,24 +240,25 @@ class Ids:
             values = [*null_masks(cell for cell, _ in cells), *(hashable(*cell) for cell in cells)]
             high, low = (F.hash(F.lit(i), *values).cast("long") for i in range(2))
             halves = [F.xxhash64(F.lit(2), *values), F.shiftleft(high, 32).bitwiseXOR(low)]
-        at = F.lit(None).cast("long") if identity.time is None else milliseconds(judged, identity.time)
-        rows = judged.where(F.col(VERDICT).isin("FIRST", "REPEAT"))
-        return rows.select(
+        repeat = F.when(F.col(REASON).isin(*BY_RULE), _KINDS[_RULED]).otherwise(_KINDS[_REPEAT])
+        kind = F.when(F.col(VERDICT) == "FIRST", _KINDS[_FIRST]).otherwise(repeat).cast("byte")  # shuffled: no texts
+        return judged.where(F.col(VERDICT).isin("FIRST", "REPEAT")).select(
             *(F.col(quoted(name)) for name in names),
+            kind.alias(_KIND),
             *(half.alias(name) for half, name in zip(halves, _ID, strict=True)),
-            at.alias(_AT),
+            *([] if identity.time is None else [milliseconds(judged, identity.time).alias(_AT)]),
         )
 
     def counts(self) -> dict[str, int]:
         """How many ids count, how many of them more than once, how many repeats there are, and how many have no first;
         runs one job.
         """
-        alone = F.col(_FIRSTS) == 0
+        alone = F.col(_FIRST) == 0
         cells = {
             "ids": F.count_if(~alone),
             "twice": F.count_if(F.col(_SOON) > 0),
-            "repeats": F.sum(F.col(_REPEATS) + F.col(_RULED)),
-            "orphans": F.sum(F.when(alone, F.col(_REPEATS))),
+            "repeats": F.sum(F.col(_REPEAT) + F.col(_RULED)),
+            "orphans": F.sum(F.when(alone, F.col(_REPEAT))),
             "orphans_by_rule": F.sum(F.when(alone, F.col(_RULED))),
         }
         row = self._grouped.agg(*(cell.alias(name) for name, cell in cells.items())).collect()[0]
@@ -267,20 +267,16 @@ class Ids:
     def wrong(self, judged: DataFrame) -> Mapping[str, DataFrame]:
         """The firsts that are one of several, and the repeats without a first, whole rows."""
         rows = self._marked(judged, judged.columns)
-        twice, alone = F.col(_SOON) > 0, (F.col(_FIRSTS) == 0) & (F.col(_REPEATS) > 0)
-        kinds = {"twice": (_is_first(), twice), "orphans": (~_is_first() & ~_is_by_rule(), alone)}
+        twice, alone = F.col(_SOON) > 0, (F.col(_FIRST) == 0) & (F.col(_REPEAT) > 0)
+        kinds = {"twice": (_is(_FIRST), twice), "orphans": (_is(_REPEAT), alone)}
         return {
-            kind: rows.where(which).join(self._grouped.where(ids).select(*_ID), _ID, "left_semi").drop(*_ID, _AT)
+            kind: rows.where(which).join(self._grouped.where(ids).select(*_ID), _ID, "left_semi").drop(*_ID, _AT, _KIND)
             for kind, (which, ids) in kinds.items()
         }
 
 
-def _is_first() -> Column:
-    return F.col(VERDICT) == "FIRST"
-
-
-def _is_by_rule() -> Column:
-    return F.col(REASON).isin(*BY_RULE)
+def _is(kind: str) -> Column:
+    return F.col(_KIND) == _KINDS[kind]
 
 
 def comparable(df: DataFrame) -> list[str]:
@@ -325,11 +321,13 @@ def _published(spark: SparkSession, output: Place) -> DataFrame | None:
     else:
         paths = [str(output / name) for name in names if (output / name).exists()]
     try:
-        return spark.read.parquet(*paths) if paths else None
+        rows = spark.read.parquet(*paths) if paths else None
+        if rows is not None and rows.schema:  # Spark Connect looks only now
+            return rows
     except AnalysisException as error:
-        if error.getCondition() != NO_FILES:
+        if NO_FILES not in str(error):
             raise
-        return None
+    return None
 
 
 def books(spark: SparkSession, output: Place) -> Tally:

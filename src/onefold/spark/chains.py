@@ -9,7 +9,7 @@ records of their heads and gaps. How it is done is in `host`; what it takes to h
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -93,9 +93,6 @@ class ChainsEngine(Engine):
     @property
     def key(self) -> tuple[str, ...]:
         return self.columns.key
-
-    def fitted(self, source: DataFrame) -> ChainsEngine:
-        return replace(self, columns=self.columns.of(source))
 
     def jump_limit(self) -> int | None:
         """How far ahead of its arrival a number may be, in ms; None: no limit."""

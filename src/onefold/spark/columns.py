@@ -13,6 +13,7 @@ integer that stands for the reason (see `chains.columns`). All of it is native c
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -27,6 +28,7 @@ from pyspark.sql import types as T
 from onefold.chains.columns import NO_PREVIOUS, refused
 from onefold.chains.rules import SEQUENCE_BITS, SEQUENCE_MAX, TIMESTAMP_MAX
 from onefold.errors import Misuse
+from onefold.spark.dialect import try_cast
 
 WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 TEXT = (T.StringType,)
@@ -79,6 +81,20 @@ class Usual(str):
     __slots__ = ()
 
 
+class Computed(str):
+    """The name of a column that is made from others, by an expression."""
+
+    __slots__ = ("column",)
+    column: Column
+
+    @classmethod
+    def of(cls, column: Column) -> Computed:
+        text = re.sub("^Column<'(.*)'>$", r"\1", str(column), flags=re.DOTALL)
+        name = cls(text)
+        name.column = column
+        return name
+
+
 class RoleColumns:
     """Columns of a table by what they are for: a field is a role, and holds the name of a column, several, or None.
 
@@ -99,9 +115,16 @@ class RoleColumns:
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]
-            if isinstance(each.default, tuple) and not isinstance(names := getattr(self, each.name), tuple):
-                # One name alone, or a list of them, is what everybody writes first.
-                object.__setattr__(self, each.name, (names,) if isinstance(names, str) else tuple(names))
+            names = getattr(self, each.name)
+            several = isinstance(each.default, tuple)
+            if several:  # one name alone, or a list of them, is what everybody writes first
+                names = (names,) if isinstance(names, str) or _is_column(names) else tuple(names)
+            elif not isinstance(names, str | None) and not _is_column(names):
+                (names,) = names if isinstance(names, list | tuple) and len(names) == 1 else (names,)
+                if not isinstance(names, str):
+                    raise Misuse(f"{each.name} is {names!r}, must be one column", **{each.name: names})
+            named = tuple(Computed.of(n) if _is_column(n) else n for n in (names if several else (names,)))
+            object.__setattr__(self, each.name, named if several else named[0])
         if not getattr(self, self.key_role):
             raise Misuse(f"{self.key_role} is empty, must name at least one column", **{self.key_role: ()})
 
@@ -112,15 +135,56 @@ class RoleColumns:
         return [(role, name) for role, names in several for name in names if name is not None]
 
     def of(self, df: Columns) -> Self:
-        return self
+        """The same, in the table's own spelling; a column that it does not have stays as it is."""
+        own = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
+        spelled = {
+            role: tuple(_spelling(df, name) for name in names) if isinstance(names, tuple) else _spelling(df, names)
+            for role, names in own.items()
+            if names is not None
+        }
+        return replace(self, **spelled)  # type: ignore[type-var]
+
+    def beside(self, df: Columns) -> dict[str, Field | Computed]:
+        """What is named and no column yet, by the names that they have here: fields of structs, and expressions."""
+        added: dict[str, Field | Computed] = {}
+        for _, name in self.of(df).named:
+            if name in df.columns or in_any_case([*added], name) is not None:  # one column to Spark
+                continue
+            if isinstance(name, Computed):
+                added[name] = name
+            elif (field := _field(df.schema, name.split("."))) is not None:
+                added[name] = field
+        return added
+
+    def added_to(self, df: DataFrame) -> DataFrame:
+        """The table with what is named in it and is no column yet."""
+        added = {
+            name: each.column if isinstance(each, Computed) else F.col(each.path)
+            for name, each in self.beside(df).items()
+        }
+        return df.withColumns(added) if added else df
+
+    def fitted(self, df: DataFrame) -> tuple[DataFrame, Self]:
+        """The table with all that is named, and the columns in its spelling; `Misuse` as `check` has it."""
+        df = self.added_to(df)
+        self.check(df)
+        return df, self.of(df)
+
+    def types(self, df: Columns) -> dict[str, T.DataType]:
+        """The types of all columns, and of fields that are named; of an expression it is known when it is added."""
+        fields = {name: each.kind for name, each in self.beside(df).items() if isinstance(each, Field)}
+        return {**{field.name: field.dataType for field in df.schema.fields}, **fields}
 
     def check(self, df: Columns) -> None:
         """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
-        types = {field.name: field.dataType for field in df.schema.fields}
+        types = self.types(df)
         for role, name in self.of(df).named:
-            if name not in types:
-                raise no_column(name, role, list(types), required=role in self.required)
-            kind = types[name]
+            if isinstance(name, Computed):
+                continue
+            own = name if name in types else in_any_case([*types], name)
+            if own is None:
+                raise no_column(name, role, df.columns, required=role in self.required)
+            kind = types[own]
             numbers = (*WHOLE, *TEXT, *EXACT, *(TIME if role in self.times else ()))
             if role not in self.plain and not isinstance(kind, numbers):
                 wanted = "whole numbers or times" if role in self.times else "whole numbers"
@@ -139,6 +203,46 @@ class RoleColumns:
             if name.lower() in RANGE_ENDS:
                 what = "the missing ranges have a column so named, rename it"
                 raise Misuse(f"column {name!r} ({self.ranged}): {what}", column=name)
+
+
+def listed(names: str | Iterable[str]) -> list[str]:
+    """One name alone, or several, as a list."""
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _is_column(value: object) -> bool:
+    return type(value).__name__ == "Column"  # before Spark 4 that of Connect was another class
+
+
+def _spelling(df: Columns, name: str) -> str:
+    """A column as the table spells it: exactly so, else in any case."""
+    if name in df.columns:
+        return str(name) if isinstance(name, Computed) else name  # an expression does not travel to tasks
+    own = None if isinstance(name, Computed) else in_any_case(df.columns, name)
+    return name if own is None else own
+
+
+def in_any_case(names: Sequence[str], name: str) -> str | None:
+    same = [each for each in names if each.lower() == name.lower()]
+    return same[0] if len(same) == 1 else None
+
+
+class Field(NamedTuple):
+    path: str
+    kind: T.DataType
+
+
+def _field(kind: T.DataType, parts: Sequence[str]) -> Field | None:
+    """A field inside of structs, by the names on the way to it, in any case; None: there is none."""
+    path: list[str] = []
+    for part in parts:
+        names = kind.names if isinstance(kind, T.StructType) else []
+        own = part if part in names else in_any_case(names, part)
+        if own is None or not isinstance(kind, T.StructType):
+            return None
+        path.append(quoted(own))
+        kind = kind[own].dataType
+    return Field(".".join(path), kind) if len(path) > 1 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,13 +272,14 @@ class ChainColumns(RoleColumns):
 
     def of(self, df: Columns) -> ChainColumns:
         """The columns that this table has: those that were left at their defaults and are not there are None."""
+        spelled = super(ChainColumns, self).of(df)
         present = set(df.columns)
-        absent = {role for role, name in self.named if isinstance(name, Usual) and name not in present}
+        absent = {role for role, name in spelled.named if isinstance(name, Usual) and name not in present}
         is_whole = self.sequence is not None and self.previous_timestamp is not None
         if is_whole and {"sequence", "previous_timestamp"}.isdisjoint(absent):
             absent.discard("previous_sequence")  # half of what the previous number is: taking it for 0 would be a guess
         none: dict[str, Any] = dict.fromkeys(absent)
-        return replace(self, **none)
+        return replace(spelled, **none)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,8 +365,8 @@ def whole(df: DataFrame, name: str) -> Column:
     """The column as a long; null where it holds none."""
     column, kind = F.col(quoted(name)), df.schema[name].dataType
     if isinstance(kind, EXACT):
-        return F.when(column % 1 == 0, column.try_cast("long"))
-    return column.try_cast("long") if isinstance(kind, TEXT) else column.cast("long")
+        return F.when(column % 1 == 0, try_cast(F.floor(column), "long"))
+    return try_cast(column, "long") if isinstance(kind, TEXT) else column.cast("long")
 
 
 def moment(df: DataFrame, name: str) -> Moment:
@@ -298,7 +403,7 @@ class _Written(NamedTuple):
     @classmethod
     def of(cls, text: Column) -> _Written:
         text = F.trim(text.cast(T.StringType()))  # without a collation, for which regular expressions need not work
-        number = text.try_cast("long")
+        number = try_cast(text, "long")
         finer = F.rpad(F.regexp_extract(text, "[.][0-9]{6}([0-9]{1,3})", 1), 3, "0").cast("long")
         # ISO 8601 as Spark reads it, with seconds and a zone; else null: Spark would also take a lone clock.
         zoned = (
@@ -308,7 +413,7 @@ class _Written(NamedTuple):
             .when(text.rlike(_CLOCK + "$"), F.concat(text, F.lit(":00Z")))
             .when(text.rlike(_CLOCK + _ZONE), F.regexp_replace(text, f"({_CLOCK})", "$1:00"))
         )
-        at = zoned.try_cast(T.TimestampType())
+        at = try_cast(zoned, "timestamp")
         return cls(number, F.when(number.isNull(), at), F.when(number.isNull(), finer))
 
     @classmethod

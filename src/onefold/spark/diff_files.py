@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 from onefold.errors import Misuse
 from onefold.spark import publish
 from onefold.spark.columns import CORRUPT, quoted
+from onefold.spark.dialect import try_cast
 from onefold.spark.differences import diff, sampled, spoken
 from onefold.spark.engine import AnyShape
 from onefold.spark.files import Place, located
@@ -118,7 +119,7 @@ def append(spark: SparkSession, rows: DataFrame, table: DiffTable) -> None:
             raise Misuse(f"column {target.name!r} of {table.path} is not in the other table", column=target.name)
     wanted = rows.select(*(F.col(quoted(f.name)) for f in fields))
     # A number that is too large for its column becomes null here, which shows when it is read again.
-    fitting = wanted.select(*(F.col(quoted(f.name)).try_cast(f.dataType).alias(f.name) for f in fields))
+    fitting = wanted.select(*(try_cast(F.col(quoted(f.name)), f.dataType).alias(f.name) for f in fields))
     for name in folder.names():
         if DRAFT.fullmatch(name):  # of one that died
             (folder / name).remove()

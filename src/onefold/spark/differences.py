@@ -25,7 +25,8 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark import fingerprints
-from onefold.spark.columns import Columns, quoted
+from onefold.spark.columns import Columns, listed, quoted
+from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.fingerprints import BITS_MAX, RANGE, Compared, form, row_form, row_id, with_words, word_names
 from onefold.text import plain
 
@@ -83,9 +84,7 @@ def chosen(
     a: Columns, b: Columns, key: Iterable[str] | None, columns: Iterable[str] | None
 ) -> tuple[list[str], list[str]]:
     """The key and the other columns that are compared; `Misuse` that names the column if one is missing."""
-    if isinstance(key, str) or isinstance(columns, str):
-        raise Misuse(f"key and columns are lists of names, not {key or columns!r}", key=key, columns=columns)
-    names = [] if key is None else list(dict.fromkeys(key))
+    names = [] if key is None else list(dict.fromkeys(listed(key)))
     if key is not None and not names:
         raise Misuse("key is empty, must name at least one column, or be None: the whole row", key=key)
     for name in names:
@@ -96,7 +95,7 @@ def chosen(
         if alone:
             owner = "the first" if alone[0] in a.columns else "the second"
             raise Misuse(f"column {alone[0]!r} is only in {owner} table: name the columns to compare", column=alone[0])
-    rest = [name for name in (a.columns if columns is None else dict.fromkeys(columns)) if name not in names]
+    rest = [name for name in (a.columns if columns is None else dict.fromkeys(listed(columns))) if name not in names]
     for name in (*names, *rest):
         for df, which in ((a, "first"), (b, "second")):
             if df.columns.count(name) != 1:
@@ -215,15 +214,15 @@ class Diff:
         self._clean = not len(compared.differing)
         share = len(compared.differing) / compared.ranges
         spark = sides[0].df.sparkSession
-        ranges = spark.createDataFrame(pa.table({RANGE: compared.differing})) if share <= ALL_SHARE else None
+        ranges = from_arrow(spark, pa.table({RANGE: compared.differing})) if share <= ALL_SHARE else None
         self._suspects = [side.suspects(ranges, whole=whole) for side in sides]
         if not self._clean and share <= KEPT_SHARE:
             self._suspects = [self._store(suspects) for suspects in self._suspects]
         self._delta = delta(self._suspects, whole=whole)
         if not self._clean:
-            first = self._delta.limit(DELTA_MAX + 1).toArrow()
+            first = to_arrow(self._delta.limit(DELTA_MAX + 1))
             is_small = first.num_rows <= DELTA_MAX
-            self._delta = spark.createDataFrame(first) if is_small else self._store(self._delta)
+            self._delta = from_arrow(spark, first) if is_small else self._store(self._delta)
         self.summary = Summary(
             rows_a=compared.a.count,
             rows_b=compared.b.count,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
@@ -41,6 +41,12 @@ class Named(Protocol):
     def named(self) -> list[tuple[str, str]]:
         """(role, column) of every column that is there."""
 
+    def of(self, df: Columns) -> Self:
+        """The same, in the spelling of this table."""
+
+    def added_to(self, df: DataFrame) -> DataFrame:
+        """The table with what is named in it and is no column yet: fields of structs, expressions."""
+
     def check(self, df: Columns) -> None:
         """Raise `Misuse` that names the column if one is missing or of a wrong type."""
 
@@ -49,6 +55,12 @@ class AnyShape:
     """No columns in particular: each row says by itself what it is."""
 
     named: Final[list[tuple[str, str]]] = []
+
+    def of(self, df: Columns) -> Self:
+        return self
+
+    def added_to(self, df: DataFrame) -> DataFrame:
+        return df
 
     def check(self, df: Columns) -> None:
         """Any table will do."""
@@ -168,8 +180,8 @@ class Engine(ABC):
         return False
 
     def fitted(self, source: DataFrame) -> Self:
-        """The same, looking only where this source has columns."""
-        return self
+        """The same, looking only where this source has columns, which may be spelled in another case."""
+        return replace(self, columns=self.columns.of(source))
 
     def shaped(self, source: DataFrame) -> DataFrame:
         """The messages of the source, one a row, with the columns that are looked at."""

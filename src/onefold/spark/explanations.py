@@ -24,6 +24,7 @@ from onefold.errors import Misuse
 from onefold.spark import columns
 from onefold.spark.audits import published
 from onefold.spark.columns import TEXT, TIME, WHOLE, in_order, milliseconds, moment, quoted, told, whole, written_moment
+from onefold.spark.dialect import file_of
 from onefold.spark.engine import SOURCES, Engine, Subject, usual_engines
 from onefold.spark.files import Place
 from onefold.spark.gaps import LOWER, UPPER
@@ -220,7 +221,7 @@ def first_rows(matching: DataFrame, subject: Subject, limit: int) -> list[dict[s
     key, message, arrival, source = subject.key, subject.message, subject.order, subject.source
     named = {*key, *message, arrival, source, VERDICT, REASON}
     cells = [_cell(matching, name, is_named=name in named) for name in matching.columns]
-    file = matching.metadataColumn("_metadata")["file_path"]
+    file = file_of(matching)
     order = [_order(matching, name) for name in (*key, *message, *((arrival,) if arrival else ()))]
     # Sorted before it is cut: the order is that of the values, not of their texts.
     first = matching.orderBy(*order, VERDICT, REASON).limit(limit)

@@ -30,7 +30,6 @@ from time import monotonic
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from pyspark import inheritable_thread_target
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
@@ -38,6 +37,7 @@ from onefold import __version__
 from onefold.errors import Misuse
 from onefold.spark.audits import books, published
 from onefold.spark.columns import WHOLE, cut_text, milliseconds, quoted, told
+from onefold.spark.dialect import most_by, on_thread
 from onefold.spark.engine import Engine, Subject
 from onefold.spark.files import Place
 from onefold.spark.fingerprints import Counts, hashable
@@ -108,7 +108,7 @@ class Figures:
         ]
         # All at once: of a small run most of the time is planning, in which the cores have nothing to do.
         with ThreadPoolExecutor(len(figures), thread_name_prefix="onefold-figures") as threads:
-            begun = [threads.submit(inheritable_thread_target(rows.sparkSession)(figure)) for figure in figures]
+            begun = [threads.submit(on_thread(rows.sparkSession, figure)) for figure in figures]
             (worst, strips, over_time), late, refused = (figure.result() for figure in begun)
         return {
             "timeline": over_time,
@@ -165,10 +165,10 @@ def keys_and_strips(
     line = F.struct(name, *VERDICTS, _SEEN_FROM, _SEEN_TO, _FORGOTTEN, _RANGES, _SHOWN, _SHARE)
     rest = F.col("REPEAT") + F.col("UNSURE") + F.col("REJECT")
     # Of equal ones the key decides, so that two runs tell the same.
-    worst = F.max_by(F.when(rest > 0, line), F.when(rest > 0, F.struct(rest, *aliases)), limits.keys_max)
+    worst = most_by(F.when(rest > 0, line), F.when(rest > 0, F.struct(rest, *aliases)), limits.keys_max)
     is_missing = F.col(_RANGES) > 0
     rank = F.when(is_missing, F.struct(_SHARE, _RANGES, *aliases))
-    strips = F.max_by(F.when(is_missing, line), rank, limits.strips_max)
+    strips = most_by(F.when(is_missing, line), rank, limits.strips_max)
     lines, drawn = keys.agg(worst, strips).collect()[0]
     worst_keys = [
         {"key": _key(row[_KEY], subject), "counts": [row[verdict] for verdict in VERDICTS]} for row in lines or []
@@ -235,7 +235,7 @@ def widest_ranges(gaps: DataFrame, key: Sequence[Column], subject: Subject, rang
     width = upper - F.coalesce(lower, start)
     ranges = gaps.select(*key, lower.alias(_LOWER), upper.alias(_UPPER), width.alias(_WIDTH))
     # The width alone would not tell which of two equal ones is shown.
-    widest = F.max_by(F.struct(_WIDTH, _LOWER, _UPPER), F.struct(_WIDTH, _UPPER), ranges_max)
+    widest = most_by(F.struct(_WIDTH, _LOWER, _UPPER), F.struct(_WIDTH, _UPPER), ranges_max)
     aliases = ranges.columns[: len(key)]
     return ranges.groupBy(*aliases).agg(
         F.count(F.lit(1)).alias(_RANGES), F.sum(_WIDTH).alias(_LOST), widest.alias(_SHOWN)
@@ -408,11 +408,12 @@ class Span(NamedTuple):
 
     least: int | None
     most: int | None
-    outermost: list[int] | None
+    outermost: str | None
+    """Both with a comma between: before Spark 4.1 an array that was observed stays in the JVM."""
 
     @staticmethod
     def cells(at: Column) -> dict[str, Column]:
-        quantiles = F.percentile_approx(at, list(OUTERMOST), ACCURACY)
+        quantiles = F.array_join(F.percentile_approx(at, list(OUTERMOST), ACCURACY), ",")
         return dict(zip(Span._fields, (F.min(at), F.max(at), quantiles), strict=True))
 
     @staticmethod
@@ -446,9 +447,9 @@ class Timeline:
             span = Span(*spanned.agg(*Span.cells(at).values()).collect()[0])
         if span.least is None or span.most is None or span.outermost is None:
             return None
-        low, high = span.outermost
+        low, high = map(int, span.outermost.split(","))
         axis = Axis.around(span.least, span.most, low, high, limits.bins_max)
-        place = F.array_position(F.lit(list(VERDICTS)), F.col(VERDICT)) - 1
+        place = F.call_function("array_position", F.lit(list(VERDICTS)), F.col(VERDICT)) - 1
         number = F.coalesce(axis.bin(at), F.lit(axis.bins)) * len(VERDICTS) + place
         counts = Counts(number, (axis.bins + 1) * len(VERDICTS), called="onefold_timeline")
         return cls(subject.axis, subject.axis_is_time, axis, counts, number)

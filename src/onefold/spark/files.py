@@ -15,8 +15,9 @@ Local files are read by Python, in threads (zlib, numpy and the disk release the
 footers and first lines come through the driver; their lines are counted by a Spark job that parses nothing.
 Cost: a pass over the bytes of text files; of Parquet and ORC only the footers.
 
-A `Place` is a local path, HDFS or an object store, always through Hadoop's file system layer, so that driver and
-executors mean the same place. Trouble is an `OSError` of one line that names it.
+A `Place` is a local path, HDFS or an object store, through Hadoop's file system layer, so that driver and executors
+mean the same place. Spark Connect has none: there it is opened by pyarrow, and a local path must be one that the server
+sees too. Trouble is an `OSError` of one line that names it.
 """
 
 from __future__ import annotations
@@ -42,12 +43,14 @@ import pyarrow as pa
 import pyarrow.orc
 import pyarrow.parquet
 from py4j.protocol import Py4JJavaError
+from pyarrow import fs
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import StaleWrite
+from onefold.spark.session import is_connect
 
 BadFiles: TypeAlias = Literal["stop", "set_aside"]
 
@@ -256,6 +259,9 @@ class SourceFiles:
 
     def _look_at(self, files: Sequence[SourceFile], *, count: bool) -> list[SourceFile]:
         """Each file with its layout and rows, or with its trouble."""
+        if is_connect(self._spark) and any(f.path.startswith("file:") and not Path(f.shown).exists() for f in files):
+            self.why_not = "the files are on the disk of the Connect server, which is not this machine's"
+            return [replace(file, layout=file.path) for file in files]
         count = count and not self.why_not
         with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
             files = list(pool.map(partial(self._open_and_look, count=count), files))
@@ -269,7 +275,7 @@ class SourceFiles:
         is_local = file.path.startswith("file:")
         try:
             local = Path(file.path.removeprefix("file:"))
-            with local.open("rb") if is_local else io.BufferedReader(_Remote(self._spark, file), 64 << 10) as raw:
+            with local.open("rb") if is_local else _opened(self._spark, file) as raw:
                 if self.kind == "orc":
                     orc = pa.orc.ORCFile(raw)
                     return replace(file, rows=orc.nrows, layout=str(orc.schema.remove_metadata()))
@@ -372,15 +378,21 @@ def _chunks(head: bytes, file: IO[bytes], size: int | None) -> Iterator[bytes]:
         chunk = file.read(CHUNK_BYTES)
 
 
-class _Remote(io.RawIOBase):
-    """A file of another file system, through Hadoop: for the few bytes of a footer or a header."""
+def _opened(spark: SparkSession, file: SourceFile) -> Any:
+    """A file of another file system, for the few bytes of a footer or a header."""
+    if is_connect(spark):
+        return _Arrow(spark, file.path).open()
+    try:
+        return io.BufferedReader(_Remote(_Hadoop(spark, file.path).open(), file), 64 << 10)
+    except Py4JJavaError as error:
+        raise OSError(_words(error)) from error
 
-    def __init__(self, spark: SparkSession, file: SourceFile) -> None:
-        try:
-            files, path = _hadoop(spark, file.path)
-            self._stream = files.open(path)
-        except Py4JJavaError as error:
-            raise OSError(_words(error)) from error
+
+class _Remote(io.RawIOBase):
+    """A file through Hadoop."""
+
+    def __init__(self, stream: Any, file: SourceFile) -> None:
+        self._stream = stream
         self._at, self._size = 0, file.size
 
     def readable(self) -> bool:
@@ -479,11 +491,118 @@ def located(spark: SparkSession, path: str) -> str:
         return path
 
 
-def _hadoop(spark: SparkSession, path: str) -> tuple[Any, Any]:
-    jvm: Any = spark.sparkContext._jvm
-    # By its whole name: of jvm.org.apache... each step is looked for as a class, in every jar there is.
-    there = getattr(jvm, "org.apache.hadoop.fs.Path")(path)
-    return there.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration()), there
+class _Hadoop:
+    """A path, by the JVM."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        jvm: Any = spark.sparkContext._jvm
+        # By its whole name: of jvm.org.apache... each step is looked for as a class, in every jar there is.
+        there = getattr(jvm, "org.apache.hadoop.fs.Path")(path)
+        self.files = there.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
+        self._path = self.files.makeQualified(there)
+        self.url = str(self._path.toString())
+
+    def exists(self) -> bool:
+        return bool(self.files.exists(self._path))
+
+    def names(self) -> list[str]:
+        if not self.files.exists(self._path):
+            return []
+        return [str(status.getPath().getName()) for status in self.files.listStatus(self._path)]
+
+    def all_files(self) -> Iterator[str]:
+        statuses = self.files.listFiles(self._path, True)
+        while statuses.hasNext():
+            yield str(statuses.next().getPath().toString()).removeprefix(f"{self.url}/")
+
+    def make(self) -> bool:
+        return bool(self.files.mkdirs(self._path))
+
+    def remove(self) -> None:
+        self.files.delete(self._path, True)
+
+    def rename(self, target: _Hadoop) -> bool:
+        return bool(self.files.rename(self._path, target._path))
+
+    def open(self) -> Any:
+        return self.files.open(self._path)
+
+    def read(self) -> bytes:
+        stream = self.open()
+        data = bytes(stream.readAllBytes())
+        stream.close()
+        return data
+
+    def write(self, data: bytes, *, over: bool) -> bool:
+        """Whether it was written: not if something is there, unless it is to be written ``over``."""
+        try:
+            stream = self.files.create(self._path, over)
+        except Py4JJavaError as error:
+            if "FileAlreadyExists" in str(error.java_exception.getClass().getName()):
+                return False
+            raise
+        stream.write(bytearray(data))
+        stream.close()
+        return True
+
+
+class _Arrow:
+    """A path, by pyarrow: of Spark Connect, which gives its clients no file system."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        scheme, colon, rest = path.partition(":")
+        if not colon or "/" in scheme or scheme == "file":
+            local = unquote(re.sub("^//(localhost)?(?=/)", "", rest)) if colon and scheme == "file" else path
+            self._files, self._path = fs.LocalFileSystem(), os.path.abspath(local)
+            self.url = f"file:{self._path}"
+        else:
+            try:
+                self._files, self._path = fs.FileSystem.from_uri(re.sub("^s3[an]:", "s3:", path))
+            except pa.ArrowInvalid as error:
+                raise OSError(f"no file system that pyarrow opens: {error}") from error
+            self.url = path.rstrip("/")
+
+    def exists(self) -> bool:
+        return bool(self._files.get_file_info(self._path).type != fs.FileType.NotFound)
+
+    def _infos(self, *, recursive: bool) -> list[Any]:
+        return self._files.get_file_info(fs.FileSelector(self._path, allow_not_found=True, recursive=recursive))  # type: ignore[no-any-return]
+
+    def names(self) -> list[str]:
+        return [info.base_name for info in self._infos(recursive=False)]
+
+    def all_files(self) -> Iterator[str]:
+        files = (info.path for info in self._infos(recursive=True) if info.type == fs.FileType.File)
+        return (path.removeprefix(f"{self._path}/") for path in files)
+
+    def make(self) -> bool:
+        self._files.create_dir(self._path, recursive=True)
+        return True
+
+    def remove(self) -> None:
+        kind = self._files.get_file_info(self._path).type
+        if kind == fs.FileType.Directory:
+            self._files.delete_dir(self._path)
+        elif kind != fs.FileType.NotFound:
+            self._files.delete_file(self._path)
+
+    def rename(self, target: _Arrow) -> bool:
+        self._files.move(self._path, target._path)
+        return True
+
+    def open(self) -> Any:
+        return self._files.open_input_file(self._path)
+
+    def read(self) -> bytes:
+        with self.open() as stream:
+            return bytes(stream.read())
+
+    def write(self, data: bytes, *, over: bool) -> bool:
+        if not over and self.exists():
+            return False
+        with self._files.open_output_stream(self._path) as stream:
+            stream.write(data)
+        return True
 
 
 class Place:
@@ -496,9 +615,8 @@ class Place:
         self._spark = spark
         self._url = path
         with self._naming("open"):
-            self._files, relative = _hadoop(spark, path)
-            self._path = self._files.makeQualified(relative)
-        self._url = str(self._path.toString())
+            self._there: Any = (_Arrow if is_connect(spark) else _Hadoop)(spark, path)
+        self._url = self._there.url
 
     def __truediv__(self, name: str) -> Place:
         return Place(self._spark, f"{self}/{name}")
@@ -518,14 +636,12 @@ class Place:
 
     def exists(self) -> bool:
         with self._naming("look at"):
-            return bool(self._files.exists(self._path))
+            return bool(self._there.exists())
 
     def names(self) -> list[str]:
         """What lies in the folder; nothing if there is no folder. Hidden names do not count: Spark skips them."""
         with self._naming("list"):
-            if not self._files.exists(self._path):
-                return []
-            names = [str(status.getPath().getName()) for status in self._files.listStatus(self._path)]
+            names = self._there.names()
         return sorted(name for name in names if not name.startswith("."))
 
     def files(self) -> list[str]:
@@ -539,33 +655,30 @@ class Place:
         if not self.exists():
             return []
         with self._naming("list"):
-            statuses, names = self._files.listFiles(self._path, True), []
-            while statuses.hasNext():
-                names.append(str(statuses.next().getPath().toString()).removeprefix(f"{self}/"))
-        return sorted(names)
+            return sorted(self._there.all_files())
 
     def make(self) -> None:
         with self._naming("write to"):
-            if not self._files.mkdirs(self._path):
+            if not self._there.make():
                 raise OSError(f"cannot write to {self.shown}")
 
     def remove(self) -> None:
         """Remove it with all below it; nothing happens if it is not there."""
         with self._naming("remove"):
-            self._files.delete(self._path, True)
+            self._there.remove()
 
     def move_to(self, target: Place) -> None:
         """Rename; what stood there before is removed first."""
         target.remove()
         with self._naming("move"):
-            if not self._files.rename(self._path, target._path):
+            if not self._there.rename(target._there):
                 raise OSError(f"cannot move {self.shown} to {target.shown}")
 
     def publish_as(self, target: Place) -> None:
         """Rename to a name that nothing may have yet; what is there stays, and `StaleWrite` says so."""
-        inside = target / str(self._path.getName())  # where Hadoop's rename puts a folder if the target is one
+        inside = target / self._url.rpartition("/")[2]  # where Hadoop's rename puts a folder if the target is one
         with self._naming("publish"):
-            moved = not target.exists() and self._files.rename(self._path, target._path)
+            moved = not target.exists() and self._there.rename(target._there)
         if not moved or inside.exists():
             inside.remove()
             if target.exists():
@@ -574,7 +687,8 @@ class Place:
 
     def write_bytes(self, data: bytes) -> None:
         draft = Place(self._spark, f"{self}.new")
-        draft._files.setWriteChecksum(False)  # no .crc files beside what people read
+        if isinstance(draft._there, _Hadoop):
+            draft._there.files.setWriteChecksum(False)  # no .crc files beside what people read
         draft.write_over(data)
         if (file := self.local) is not None:
             os.replace(draft.shown, file)  # in one step, where Hadoop has two
@@ -584,31 +698,16 @@ class Place:
     def write_new(self, data: bytes) -> bool:
         """Write a file that is not there yet; False, and nothing written, if it is."""
         with self._naming("write"):
-            if self._files.exists(self._path):
-                return False
-            try:
-                stream = self._files.create(self._path, False)
-            except Py4JJavaError as error:
-                if "FileAlreadyExists" in str(error.java_exception.getClass().getName()):
-                    return False
-                raise
-            stream.write(bytearray(data))
-            stream.close()
-        return True
+            return not self._there.exists() and bool(self._there.write(data, over=False))
 
     def write_over(self, data: bytes) -> None:
         """Write a file whether it is there or not; who reads it meanwhile may see a part of it."""
         with self._naming("write"):
-            stream = self._files.create(self._path, True)
-            stream.write(bytearray(data))
-            stream.close()
+            self._there.write(data, over=True)
 
     def read_bytes(self) -> bytes:
         with self._naming("read"):
-            stream = self._files.open(self._path)
-            data = bytes(stream.readAllBytes())
-            stream.close()
-        return data
+            return bytes(self._there.read())
 
     def write_json(self, document: Any) -> None:
         self.write_bytes((json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode())
@@ -620,6 +719,5 @@ class Place:
     def _naming(self, verb: str) -> Iterator[None]:
         try:
             yield
-        except Py4JJavaError as error:
-            message = str(error.java_exception.getMessage()).splitlines()[0]
-            raise OSError(f"cannot {verb} {self.shown}: {message}") from error
+        except (Py4JJavaError, pa.ArrowException) as error:
+            raise OSError(f"cannot {verb} {self.shown}: {first_line(error)}") from error

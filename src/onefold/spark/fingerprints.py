@@ -46,6 +46,7 @@ nothing comes out of a job it forgets what was seen on the way.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark.columns import quoted
+from onefold.spark.dialect import kinds, to_arrow, try_cast
 from onefold.spark.session import believed_bytes
 
 DIGITS: Final[Mapping[type[T.DataType], int]] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
@@ -71,7 +73,12 @@ DIGITS_MAX: Final = 38
 """The widest decimal of Spark."""
 MASK_BITS: Final = 31
 """So many columns share a number that says which of them are null."""
-AS_TEXT: Final = (T.TimestampNTZType, T.AnyTimeType, T.AnsiIntervalType, T.CalendarIntervalType, T.VariantType)
+VARIANT: Final = kinds("VariantType")
+AS_TEXT: Final = (
+    *(T.TimestampNTZType, T.DayTimeIntervalType, T.YearMonthIntervalType),
+    *kinds("AnyTimeType", "CalendarIntervalType"),
+    *VARIANT,
+)
 """Types whose values are compared by the text that Spark writes for them."""
 
 WORDS: Final = 2
@@ -126,7 +133,7 @@ def _pieces(column: Column, kind: T.DataType) -> Pieces:
         return ["f" if isinstance(kind, T.FloatType) else "d", _text(bits), ";"]
     if isinstance(kind, T.DecimalType):
         # With try_cast, which writes 0.0000001 whatever the session is set to; a cast may write 1E-7.
-        return ["m", _text(column.try_cast("string")), ";"]
+        return ["m", _text(try_cast(column, "string")), ";"]
     if isinstance(kind, T.DateType):
         return ["D", _text(F.unix_date(column)), ";"]
     if isinstance(kind, T.TimestampType):
@@ -134,7 +141,7 @@ def _pieces(column: Column, kind: T.DataType) -> Pieces:
     if isinstance(kind, T.NullType):
         return ["n"]
     if isinstance(kind, AS_TEXT):
-        text = F.to_json(column, {"timeZone": "UTC"}) if isinstance(kind, T.VariantType) else column.cast("string")
+        text = F.to_json(column, {"timeZone": "UTC"}) if isinstance(kind, VARIANT) else column.cast("string")
         return ["v", _text(F.octet_length(text)), ":", F.coalesce(text, F.lit(""))]
     return [F.coalesce(_nested(column, kind), F.lit("n"))]
 
@@ -165,7 +172,7 @@ def _nested(column: Column, kind: T.DataType) -> Column:
 
 def hashable(column: Column, kind: T.DataType) -> Column:
     """A value as Spark's own hash can take it: nested ones only by their form, of which it would see the leaves."""
-    return column if isinstance(kind, T.AtomicType) and not isinstance(kind, T.VariantType) else form(column, kind)
+    return column if isinstance(kind, T.AtomicType) and not isinstance(kind, VARIANT) else form(column, kind)
 
 
 def null_masks(columns: Iterable[Column]) -> list[Column]:
@@ -297,7 +304,8 @@ class Counts:
 
     def __init__(self, number: Column, values_max: int, *, called: str) -> None:
         self._seen = Observation(called)
-        self._cell = F.histogram_numeric(number, F.lit(2 * values_max))
+        # As text: before Spark 4.1, arrays that were observed stay in the JVM.
+        self._cell = F.to_json(F.histogram_numeric(number, F.lit(2 * values_max)))
         self.is_watching = False
 
     def watch(self, df: DataFrame, **more: Column) -> DataFrame:
@@ -312,8 +320,8 @@ class Counts:
         if not figures:
             return None
         counts = Counter[int]()
-        for number, count in figures["counts"] or ():
-            counts[round(number)] += round(count)
+        for bin_ in json.loads(figures["counts"] or "[]"):
+            counts[round(bin_["x"])] += round(bin_["y"])
         return dict(counts)
 
     def seen(self, name: str) -> Any:
@@ -356,7 +364,7 @@ def compare(a: DataFrame, b: DataFrame, bits: int) -> Compared:
     ranges = 1 << bits
     # One number for side and range: Spark groups by a single long faster than by two columns.
     sides = a.unionByName(b.withColumn(RANGE, F.col(RANGE) + ranges))
-    sums = sides.groupBy(RANGE).agg(*aggregates()).toArrow()
+    sums = to_arrow(sides.groupBy(RANGE).agg(*aggregates()))
     cells = np.array([column.to_numpy() for column in sums.columns], dtype=np.int64)
     both = np.zeros((2 * ranges, len(cells) - 1), np.int64)
     both[cells[0]] = cells[1:].T

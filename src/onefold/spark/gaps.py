@@ -50,7 +50,9 @@ def missing_ranges(firsts: DataFrame, columns: ChainColumns | None = None, *, fl
     ``firsts``: the rows whose verdict is FIRST. With ``floor="first"`` nothing before the first message is missing. The
     timestamps are of the type of the column if it is one of times, else milliseconds.
     """
-    names = (columns or ChainColumns()).of(firsts)
+    names = columns or ChainColumns()
+    firsts = names.added_to(firsts)
+    names = names.of(firsts)
     key = [F.col(quoted(name)) for name in names.key]
     if names.previous_timestamp is None:  # nobody names what came before: nothing can be known to be missing
         nothing = {name: F.lit(None).cast("long") for name in RANGE_ENDS}
@@ -85,6 +87,8 @@ def missing_sequences(firsts: DataFrame, columns: ProducerColumns | None = None)
     its counter may restart, also ``lower_timestamp``: when the lower end was.
     """
     names = columns or ProducerColumns()
+    firsts = names.added_to(firsts)
+    names = names.of(firsts)
     key = [F.col(quoted(name)) for name in names.producer]
     time = F.lit(0).cast("long") if names.time is None else in_order(firsts, names.time)
     narrow = firsts.select(*key, whole(firsts, names.sequence).alias(_NUMBER), time.alias(_TIME))

@@ -26,11 +26,12 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import IO, TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -42,6 +43,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark.columns import quoted, refuse_ours
+from onefold.spark.dialect import iterator_udf, kinds
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import BUCKETS, KEEP, Bucket, KeyRecords, MemoryFolder
 from onefold.spark.notes import NoteTaker
@@ -314,6 +316,8 @@ def settle() -> None:
     gc.freeze()
 
 
+WRITERS = 16
+"""How many buckets of a task are written at once."""
 TASK_BYTES = 64 << 20
 """Spark's own advisory size of a task's input, spark.sql.adaptive.advisoryPartitionSizeInBytes."""
 TASKS_MAX = 100_000
@@ -377,10 +381,13 @@ class Integers(NamedTuple):
 
 
 def with_verdict(df: DataFrame, engine: Engine, options: MemoryOptions) -> DataFrame:
-    engine.columns.check(df)
+    names = df.columns
     prepare(df)
+    df = engine.columns.added_to(df)
+    engine.columns.check(df)
     engine = engine.fitted(df)
-    return labelled(coded(df, engine, options), engine, F.col(REASON))
+    rows = labelled(coded(df, engine, options), engine, F.col(REASON))
+    return rows if len(df.columns) == len(names) else rows.select(*map(quoted, names), *LABELS)
 
 
 def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) -> DataFrame:
@@ -410,7 +417,7 @@ def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) 
         settle()
 
     # "Not deterministic" keeps the optimizer from moving it across the shuffle, or evaluating it twice.
-    judged: Any = F.arrow_udf(judge, T.ByteType()).asNondeterministic()  # type: ignore[attr-defined]
+    judged = iterator_udf(judge, T.ByteType()).asNondeterministic()
     rows = shuffled(df, integers, engine.partitions, memory)
     codes = rows.transform(integers.read).withColumn(REASON, judged(*columns))
     return codes.select(*(F.col(quoted(name)) for name in df.columns), REASON)
@@ -497,8 +504,9 @@ class Remembering:
         def compact(table: str, records: KeyRecords, figures: dict[str, int]) -> KeyRecords:
             return self._engine.compacted(table, records, figures, self._options, self._now_ms)
 
-        for bucket in self._buckets.values():
-            bucket.write(compact)
+        # Side by side: what a file waits for is the disk, which makes many durable in the time of one.
+        with ThreadPoolExecutor(min(WRITERS, max(1, len(self._buckets)))) as writers:
+            list(writers.map(lambda bucket: bucket.write(compact), self._buckets.values()))
 
 
 def prepare(df: DataFrame) -> None:
@@ -531,4 +539,4 @@ def _hashable(kind: T.DataType) -> bool:
         return all(_hashable(field.dataType) for field in kind.fields)
     if isinstance(kind, T.ArrayType):
         return _hashable(kind.elementType)
-    return not isinstance(kind, T.MapType | T.VariantType)
+    return not isinstance(kind, (T.MapType, *kinds("VariantType")))

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache, reduce
 from itertools import chain
 from operator import or_
@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple
 from urllib.parse import unquote
 
 import numpy as np
-from pyspark import inheritable_thread_target
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -48,8 +47,10 @@ from onefold.spark.columns import (
     TIME,
     WHOLE,
     Columns,
+    Computed,
     RoleColumns,
     collation,
+    in_any_case,
     in_order,
     milliseconds,
     no_column,
@@ -57,6 +58,7 @@ from onefold.spark.columns import (
     quoted,
     readings,
 )
+from onefold.spark.dialect import most_by, on_thread
 from onefold.spark.engine import FILE, Engine, Identity, Subject, Untold, named_like
 from onefold.spark.fingerprints import hashable
 from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
@@ -81,15 +83,16 @@ LOGGER: Final = logging.getLogger("onefold")
 
 
 def judge_ids(
-    id: str | Sequence[str], *, time: str | None = None, window: str | int | None = None,
-    payload: str | Sequence[str] = (), order: str | None = None, keep: Keep = "first",
+    id: str | Column | Sequence[str | Column], *, time: str | None = None, window: str | int | None = None,
+    payload: str | Column | Sequence[str | Column] = (), order: str | None = None, keep: Keep = "first",
     on_conflict: OnConflict = "reject", partitions: int | None = None,
     rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX, memory: str | None = None, version: int | None = None,
     state_rows_max: int | None = None, buckets: int = BUCKETS,
 ) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of rows with an id.
 
-    ``id``: the column or columns that copies share, of any type but maps; ``"header.id"`` is a field of a struct.
+    ``id``: the column or columns that copies share, of any type but maps; ``"header.id"`` is a field of a struct, and
+    an expression such as ``F.lower("email")`` will do.
     ``order``: of the rows of an id the lowest counts, or with ``keep="last"``, in a table, the highest. ``payload``:
     the content; a copy with another one is a conflict: rejected, or with ``on_conflict="repeat"`` a copy all the same.
     The rows come out in no particular order.
@@ -103,18 +106,12 @@ def judge_ids(
     in, and a copy that comes after the window counts again. ``state_rows_max``: how many ids a bucket remembers, beyond
     which new ones are UNSURE; ``buckets``, into how many parts the memory is split.
     """
-    id, payload = ((names,) if isinstance(names, str) else tuple(names) for names in (id, payload))
     engine = IdsEngine(
-        columns=IdColumns(id=id, time=time, order=order, payload=payload), window_ms=window_of(window), keep=keep,
+        columns=IdColumns(id=id, time=time, order=order, payload=payload),  # type: ignore[arg-type]
+        window_ms=window_of(window), keep=keep,
         on_conflict=on_conflict, partitions=partitions, rows_in_memory_max=rows_in_memory_max,
     )  # fmt: skip
     return engine.step(MemoryOptions(path=memory, version=version, state_rows_max=state_rows_max, buckets=buckets))
-
-
-class FieldName(str):
-    """A field inside of structs, as it was named; ``parts``: as the table spells them, outermost first."""
-
-    parts: tuple[str, ...]
 
 
 class Cell(NamedTuple):
@@ -149,32 +146,17 @@ class IdColumns(RoleColumns):
     times = ("time", "order")
     required = ("id", "payload")
 
-    @property
-    def named(self) -> list[tuple[str, str]]:
-        """(role, column) of every column; of a field, the column that it is in."""
-        named = super(IdColumns, self).named
-        return [(role, name.parts[0] if isinstance(name, FieldName) else name) for role, name in named]
-
-    def of(self, df: Columns) -> IdColumns:
-        """The same, as the table spells them; what it does not have stays as it is."""
-        own = {role: getattr(self, role) for role in ("id", "time", "order", "payload")}
-        spelled = {
-            role: tuple(spelling(df, name) for name in names) if isinstance(names, tuple) else spelling(df, names)
-            for role, names in own.items()
-            if names is not None
-        }
-        return replace(self, **spelled)  # type: ignore[arg-type]
-
     def check(self, df: Columns) -> None:
-        own = self.of(df)
+        own, types = self.of(df), self.types(df)
         roles = [(role, name) for role in self.plain for name in getattr(own, role)]
         roles += [(role, name) for role in self.times if (name := getattr(own, role)) is not None]
         for role, name in roles:
-            if isinstance(name, FieldName) and role in self.times:
-                raise Misuse(f"column {name!r} ({role}) is inside of a struct: select it as a column of its own first")
-            if not isinstance(name, FieldName) and name not in df.columns:
+            if isinstance(name, Computed):
+                continue
+            known = name if name in types else in_any_case([*types], name)
+            if known is None:
                 raise no_column(name, role, df.columns, required=role in self.required)
-            kind = kind_of(df, name)
+            kind = types[known]
             shown = f"column {name!r} ({role}) is {kind.simpleString()}"
             if role in self.times and not isinstance(kind, (*WHOLE, *TEXT, *EXACT, *TIME)):
                 raise Misuse(f"{shown}, must be whole numbers or times", column=name)
@@ -190,44 +172,8 @@ class IdColumns(RoleColumns):
                 raise Misuse(f"column {name!r} (id): the missing ranges have a column so named, rename it", column=name)
 
 
-def spelling(df: Columns, name: str) -> str:
-    """A column or field as the table spells it: exactly so, else in any case, else as a field of a struct."""
-    if isinstance(name, FieldName) or name in df.columns:
-        return name
-    if (own := _in_any_case(df.columns, name)) is not None:
-        return own
-    parts: list[str] = []
-    kind: T.DataType = df.schema
-    for part in name.split("."):
-        names = kind.names if isinstance(kind, T.StructType) else []
-        own = part if part in names else _in_any_case(names, part)
-        if own is None or not isinstance(kind, T.StructType):
-            return name
-        parts.append(own)
-        kind = kind[own].dataType
-    inside = FieldName(name)
-    inside.parts = tuple(parts)
-    return inside
-
-
-def _in_any_case(names: Sequence[str], name: str) -> str | None:
-    same = [each for each in names if each.lower() == name.lower()]
-    return same[0] if len(same) == 1 else None
-
-
-def parts_of(name: str) -> tuple[str, ...]:
-    return name.parts if isinstance(name, FieldName) else (name,)
-
-
-def kind_of(df: Columns, name: str) -> T.DataType:
-    kind: T.DataType = df.schema
-    for part in parts_of(name):
-        kind = kind[part].dataType  # type: ignore[index]
-    return kind
-
-
 def cell_of(df: DataFrame, name: str) -> Cell:
-    return Cell(F.col(".".join(quoted(part) for part in parts_of(name))), kind_of(df, name))
+    return Cell(F.col(quoted(name)), df.schema[name].dataType)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,12 +210,7 @@ class IdsEngine(Engine):
 
     @property
     def key(self) -> tuple[str, ...]:
-        """The columns of the id; none if a part of it is inside of a struct, which no other table has."""
-        inside = any(isinstance(name, FieldName) for name in self.columns.id)
-        return () if inside else self.columns.id
-
-    def fitted(self, source: DataFrame) -> IdsEngine:
-        return replace(self, columns=self.columns.of(source))
+        return self.columns.id
 
     def integers(self, df: DataFrame) -> Integers:
         names = self.columns
@@ -444,7 +385,7 @@ def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]
         through = paired.groupBy(F.col(f"first.{FILE}").alias("first"), F.col(f"copy.{FILE}").alias("copy")).count()
         often = paired.groupBy(*_NAME).agg(F.count(one).alias("count"), F.any_value(_ID).alias(_ID))
         line, rank = F.struct(_ID, "count"), F.struct("count", *_NAME)
-        ranked = often.agg(F.count(one).alias("ids"), F.max_by(line, rank, MOST_SHOWN).alias("worst"))
+        ranked = often.agg(F.count(one).alias("ids"), most_by(line, rank, MOST_SHOWN).alias("worst"))
         looks: list[Callable[[], Any]] = [
             lambda: only or through.orderBy(F.desc("count"), "first", "copy").limit(MOST_SHOWN).collect(),
             lambda: ranked.collect()[0],
@@ -453,7 +394,7 @@ def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]
         ]
         # All at once: of a small table most of the time is planning, in which the cores have nothing to do.
         with ThreadPoolExecutor(len(looks), thread_name_prefix="onefold-copies") as threads:
-            begun = [threads.submit(inheritable_thread_target(rows.sparkSession)(look)) for look in looks]
+            begun = [threads.submit(on_thread(rows.sparkSession, look)) for look in looks]
             places, (ids, worst), lags, conflicts = (look.result() for look in begun)
         return {
             "copies": count,

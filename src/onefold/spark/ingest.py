@@ -36,15 +36,17 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
+import pyspark
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from onefold.errors import Misuse
-from onefold.spark import log_source
+from onefold.decoding import read_json
+from onefold.errors import BadInput, Misuse
 from onefold.spark.columns import CORRUPT, TEXT, milliseconds, no_number, quoted, whole
+from onefold.spark.dialect import SPARK, kinds, try_cast, valid_utf8
 from onefold.spark.engine import Named
 from onefold.spark.files import (
     FOOTED,
@@ -62,6 +64,10 @@ from onefold.spark.host import Transform
 
 PartitionTypes: TypeAlias = Literal["text", "infer"]
 
+TABLE: Final = "table"
+"""The format of a table of the catalogue, whose path is its name."""
+LOG: Final = "onefold-log"
+"""The format of a topic's log; see `log_source`."""
 PROBE_ROWS = 1_000
 """How many rows are looked at before a text column is believed to hold numbers."""
 TIMES = ("timestamp", "arrival", "order", "time")
@@ -131,7 +137,8 @@ def open_source(spark: SparkSession, source: SourceSpec, columns: Named, *, coun
             opened = _open_files(Reading(spark, source, columns, kind, options), count)
         else:
             why = f"what a source of format {source.format!r} holds is known from its reader alone"
-            opened = OpenSource(spark.read.format(kind).options(**options).load(source.path), Manifest(why_not=why))
+            opened = OpenSource(_loaded(spark, spark.read.options(**options), kind, source.path), Manifest(why_not=why))
+        opened = replace(opened, rows=columns.added_to(opened.rows))
         columns.check(opened.rows)
         if not source.probed:
             _refuse_words(opened.rows, columns)
@@ -201,19 +208,40 @@ def open_stream(
             _refuse_words(part.read(spark.read, source.path, reading.manifest.aside), columns)
             opened = OpenedStream(part.read(reader, source.path, aside), reading.files, header)
         else:
-            opened = OpenedStream(reader.format(kind).load(source.path))
+            opened = OpenedStream(_loaded(spark, reader, kind, source.path))
+        opened = replace(opened, rows=columns.added_to(opened.rows))
         columns.check(opened.rows)
     return opened
+
+
+def _loaded(spark: SparkSession, reader: Any, kind: str, path: str) -> DataFrame:
+    if kind != TABLE:
+        return reader.format(kind).load(path)  # type: ignore[no-any-return]
+    if not spark.catalog.tableExists(path):
+        raise Misuse(f"there is no table {path}, nor a file of that name", path=path)
+    return reader.table(path)  # type: ignore[no-any-return]
+
+
+def is_table_name(text: str) -> bool:
+    """Whether this may be the name of a table in a catalogue, of two or three parts, and not a path.
+
+    >>> [is_table_name(name) for name in ("db.events", "main.sales.orders", "events", "in/a.b", "a.json", "x.csv.gz")]
+    [True, True, False, False, False, False]
+    """
+    ending = text.rpartition(".")[2].lower()
+    is_file = ending in (*_FORMATS, *_FILES, "gz", "bz2", "zst", "txt", "log", "tsv")
+    return re.fullmatch(r"(`[^`]+`|\w[\w-]*)([.](`[^`]+`|\w[\w-]*)){1,2}", text) is not None and not is_file
 
 
 @contextmanager
 def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str, dict[str, str]]]:
     """The format as Spark calls it, and its options; and one clear line for whatever Spark says of the source."""
     is_pattern = any(char in source.path for char in "*?[{")
-    if source.path and "://" not in source.path and not is_pattern and not Place(spark, source.path).exists():
+    is_path = source.path and source.format != TABLE and "://" not in source.path and not is_pattern
+    if is_path and not Place(spark, source.path).exists():
         raise Misuse(f"there is nothing at {source.path}", path=source.path)
-    if source.format == log_source.NAME:
-        log_source.register_log(spark)
+    if source.format == LOG:
+        register_log(spark)
     kind, what = _FORMATS.get(source.format, source.format), f"cannot read {source.path} as {source.format}"
     try:
         yield kind, {**_DEFAULT_OPTIONS.get(kind, {}), **source.options}
@@ -223,13 +251,24 @@ def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str
         message = str(error.java_exception.getMessage()).splitlines()[0]
         raise Misuse(f"{what}: {message}", path=source.path, format=source.format) from error
     except PySparkException as error:
+        if "DATA_SOURCE_NOT_FOUND" in str(error):  # of Spark Connect
+            raise Misuse(f"{what}: {first_line(error)}", path=source.path, format=source.format) from error
         raise OSError(f"{what}: {first_line(error)}") from error
+
+
+def register_log(spark: SparkSession) -> None:
+    """Make the format ``onefold-log`` known to a session."""
+    try:
+        from onefold.spark.log_source import OnefoldLog
+    except ImportError as error:
+        raise Misuse(f"format {LOG!r} needs Spark 4.1 or newer, this is {pyspark.__version__}") from error
+    spark.dataSource.register(OnefoldLog)
 
 
 def _refuse_words(df: DataFrame, columns: Named) -> None:
     """A text column without a single number or time among its first values is the wrong column, not a bad row."""
-    present = set(df.columns)
-    roles = {name: role for role, name in columns.named if role in (*TIMES, "sequence") and name in present}
+    df, present = columns.added_to(df), set(df.columns)
+    roles = {name: role for role, name in columns.of(df).named if role in (*TIMES, "sequence") and name in present}
     texts = [name for name in roles if isinstance(df.schema[name].dataType, TEXT)]
     if not texts:
         return
@@ -277,6 +316,7 @@ class Reading:
         self.files = SourceFiles(spark, source.path, kind, options, source.only)
         self.manifest = Manifest()
         self._roles = {name for role, name in columns.named if role not in _INFERRED}
+        self._text = {name.lower() for name in self._roles}
         mode = self.files.options.get("mode", "").upper()
         if kind in ("json", "csv") and mode == "DROPMALFORMED":
             raise Misuse('source.options: mode is "DROPMALFORMED", which drops rows in silence: leave it out')
@@ -368,8 +408,8 @@ class Reading:
         """The columns, those that name or number a message as text."""
         nested = T.StructType | T.ArrayType | T.MapType
         return T.StructType([
-            _text(column.name) if column.name in self._roles and not isinstance(column.dataType, nested) else column
-            for column in columns
+            _text(each.name) if each.name.lower() in self._text and not isinstance(each.dataType, nested) else each
+            for each in columns
         ])  # fmt: skip
 
     @property
@@ -379,7 +419,9 @@ class Reading:
 
     def _json(self) -> SourcePart:
         """By Spark's own reader if it is to decide, or if a survey finds no odd line; else line by line."""
-        if self._is_loose:
+        if SPARK < (4, 0) and not self._is_loose:
+            self._refuse_odd_lines()
+        if SPARK < (4, 0) or self._is_loose:
             columns = self._as_written(each for each in self._inferred(self.manifest.files) if each.name != CORRUPT)
             return SourcePart("json", self._options, self._with_folders(columns, _text(CORRUPT)), only=self._some)
         outcome = survey(self._lines().read(self.spark.read, self.source.path, self.manifest.aside))
@@ -392,6 +434,15 @@ class Reading:
             return self._line_by_line()
         schema = T.StructType([T.StructField(name, kind) for name, kind in table.types.items()])
         return SourcePart("json", self._options, self._with_folders(schema, _text(CORRUPT)), only=self._some)
+
+    def _refuse_odd_lines(self) -> None:
+        """Before Spark 4 its functions cannot tell them, so Python looks; what its reader makes of one may be wrong."""
+        rows = self._lines().read(self.spark.read, self.source.path, self.manifest.aside).where(_trimmed() != "")
+        odd = F.udf(_is_odd, "boolean")(VALUE)
+        count, sample = rows.where(odd).agg(F.count(F.lit(1)), F.any_value(VALUE)).collect()[0]
+        if count:
+            what = f"{count:,} lines are not one JSON object each, such as {str(sample)[:80]!r}"
+            raise Misuse(f"{self.source.path}: {what}: Spark 4 sets them aside", path=self.source.path)
 
     def _line_by_line(self) -> SourcePart:
         """Each line parsed by itself; what an odd one holds is no column."""
@@ -487,7 +538,7 @@ class JsonTable:
         spelled: dict[str, dict[str, T.DataType]] = {}
         for key in surveyed:
             spelled.setdefault(key.name.lower(), {})[key.name] = key.dataType
-        keys, types = {}, {}
+        lower, keys, types = {name.lower() for name in as_written}, {}, {}
         for spellings in spelled.values():
             name = next((name for name in spellings if name in as_written), max(spellings))  # not in capitals
             kinds = set(spellings.values()) - {T.NullType()}
@@ -495,8 +546,9 @@ class JsonTable:
                 continue
             kind = _settled(kinds.pop(), options) if len(kinds) == 1 else T.StringType()
             is_plain = not isinstance(kind, T.StructType | T.ArrayType)
-            keys[name], types[name] = tuple(spellings), T.StringType() if name in as_written and is_plain else kind
-        return cls(keys, types, frozenset(name for name in keys if name in as_written))
+            is_text = is_plain and name.lower() in lower
+            keys[name], types[name] = tuple(spellings), T.StringType() if is_text else kind
+        return cls(keys, types, frozenset(name for name in keys if name.lower() in lower))
 
     def rows(self, lines: DataFrame, options: Mapping[str, str]) -> DataFrame:
         """The table of these lines; an odd one has nothing but its text, in ``_corrupt_record``."""
@@ -520,7 +572,7 @@ class JsonTable:
             for name, spellings in self.keys.items()
             if name.lower() not in hidden
         ]
-        return rows.select(*columns, F.when(~F.col("sound"), F.make_valid_utf8(VALUE)).alias(CORRUPT), *others)
+        return rows.select(*columns, F.when(~F.col("sound"), valid_utf8(F.col(VALUE))).alias(CORRUPT), *others)
 
     def _cell(self, name: str, key: str, cell: str) -> Column:
         """The value of a key. A number with a fraction went through a double; as text it is looked up in its line."""
@@ -529,7 +581,7 @@ class JsonTable:
             return value
         pattern = rf'"{re.escape(key)}"[ \t]*:[ \t]*(-?[0-9][0-9.eE+-]*)'
         text = F.regexp_extract(F.col(VALUE), pattern, 1)
-        is_same = text.try_cast("double") == value.try_cast("double")
+        is_same = try_cast(text, "double") == try_cast(value, "double")
         return F.when(value.rlike("[.E]") & is_same, text).otherwise(value)
 
 
@@ -539,11 +591,20 @@ def _settled(kind: T.DataType, options: Mapping[str, str]) -> T.DataType:
         return T.ArrayType(_settled(kind.elementType, options))
     if isinstance(kind, T.StructType) and 0 < len(kind) == len({key.name.lower() for key in kind}):
         return T.StructType([T.StructField(key.name, _settled(key.dataType, options)) for key in kind])
-    if isinstance(kind, T.StructType | T.VariantType | T.NullType) or is_true(options.get("primitivesasstring")):
+    if isinstance(kind, (T.StructType, T.NullType, *kinds("VariantType"))) or is_true(
+        options.get("primitivesasstring")
+    ):
         return T.StringType()
     if isinstance(kind, T.DecimalType) and kind.scale and not is_true(options.get("prefersdecimal")):
         return T.DoubleType()
     return kind
+
+
+def _is_odd(line: str) -> bool:
+    try:
+        return "\ufffd" in line or not isinstance(read_json(line.encode(), ""), dict)
+    except (BadInput, UnicodeEncodeError):
+        return True
 
 
 def _trimmed() -> Column:

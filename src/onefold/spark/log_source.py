@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -26,8 +25,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from onefold.errors import Misuse
 from onefold.producers.log.reader import LogReader
 from onefold.producers.records import MESSAGES, Kind
+from onefold.spark.ingest import LOG
 
-NAME: Final = "onefold-log"
 OPTIONS: Final = ("path", "start", "maxRecordsPerTrigger", "kinds", "tasks")
 TASKS: Final = 16
 _KINDS = {
@@ -37,15 +36,10 @@ _KINDS = {
 SCHEMA: Final = T.StructType([T.StructField(name, kind, False) for name, kind in _KINDS.items()])
 
 
-def register_log(spark: SparkSession) -> None:
-    """Make the format known to a session."""
-    spark.dataSource.register(OnefoldLog)
-
-
 class OnefoldLog(DataSource):
     @classmethod
     def name(cls) -> str:
-        return NAME
+        return LOG
 
     def schema(self) -> T.StructType:
         return SCHEMA

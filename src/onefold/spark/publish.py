@@ -132,8 +132,20 @@ def _of_former_versions(folder: Place) -> list[str]:
     return [*rows, *EXTRAS, GAPS]
 
 
-def stage(judged: DataFrame, staging: Place, strategy: Strategy) -> DataFrame:
+def kept(rows: DataFrame, place: Place | None) -> DataFrame:
+    """Rows as read back from where they were written, or in Spark's storage, which is full when this returns."""
+    if place is None:
+        rows = rows.persist()
+        rows.count()
+        return rows
+    rows.write.parquet(str(place))
+    return rows.sparkSession.read.parquet(str(place))
+
+
+def stage(judged: DataFrame, staging: Place | None, strategy: Strategy) -> DataFrame:
     """Write all judged rows into the staging folder, in one pass; return them as read back from there."""
+    if staging is None:
+        return kept(judged, None)
     spark = judged.sparkSession
     staged = staging / ROWS
     schema = judged.schema if strategy == "none" else judged.drop(ORDER).schema  # there it is written once more
@@ -143,6 +155,8 @@ def stage(judged: DataFrame, staging: Place, strategy: Strategy) -> DataFrame:
     placed = judged.withColumn(_FOLDER, folder)
     placed = placed if strategy == "none" else sorted_in_files(placed, _FOLDER)
     placed.write.partitionBy(_FOLDER).parquet(str(staged))
+    if not staged.exists():
+        raise OSError(f"Spark wrote {staged.shown}, and it is not there: is it on the disk of another machine?")
     rows = spark.read.schema(schema.add(_FOLDER, "string")).parquet(str(staged)) if staged.names() else None
     return spark.createDataFrame([], schema) if rows is None else rows.drop(_FOLDER)
 
@@ -172,7 +186,8 @@ class Books:
         self._answers = answers
         verdicts, reasons = ([str(answer[part]) for answer in answers] for part in (0, 1))
         places = [
-            F.array_position(F.lit(words), F.col(name)) for words, name in ((verdicts, VERDICT), (reasons, REASON))
+            F.call_function("array_position", F.lit(words), F.col(name))
+            for words, name in ((verdicts, VERDICT), (reasons, REASON))
         ]
         # By where its verdict and its reason stand first, from 1: a pair that is no answer has another number.
         self._numbers = {

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 from onefold.spark import publish
 from onefold.spark.audits import Audit, AuditFailed, audit_run, comparable, keep, published
 from onefold.spark.columns import CORRUPT, quoted, told
+from onefold.spark.dialect import SPARK
 from onefold.spark.engine import FILE, SOURCES, Engine, Untold
 from onefold.spark.figures import Figures, Phases, Span, circumstances
 from onefold.spark.files import NAMED_MAX, Manifest, Place, located, naming_files
@@ -34,6 +35,7 @@ from onefold.spark.host import VERDICT, MemoryOptions
 from onefold.spark.ingest import OpenSource, SourceSpec, listed, open_source
 from onefold.spark.memory import MemoryFolder
 from onefold.spark.notes import Notes
+from onefold.spark.session import has_executors, is_connect
 from onefold.spark.signature import locked, refuse_inside, refuse_overlap
 from onefold.spark.sinks import Format, Sink, open_sink
 from onefold.spark.sinks.parquet import ParquetSink
@@ -150,24 +152,33 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
     """Judge a source and tell what is wrong with it; only a temporary folder is written, and removed."""
     started = monotonic()
     read = _read(spark, source, engine)
-    folder = tempfile.mkdtemp(prefix="onefold-check-")
-    try:
+    with ExitStack() as stack:
+        staging = None
+        if not has_executors(
+            spark
+        ):  # elsewhere nobody knows of a folder that all see: the rows stay in Spark's storage
+            folder = tempfile.mkdtemp(prefix="onefold-check-")
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            staging = Place(spark, folder)
         needed = {name for _, name in read.engine.columns.named} | {CORRUPT}
         engine, columns = read.engine, read.messages.columns
         through = next((name for name in SOURCES if name in columns), None)
         at = F.input_file_name() if through is None else F.col(quoted(through)).cast("string")
-        more = [at.alias(FILE)] if engine.tells_copies else []
+        # The client of Spark Connect 4.0 cannot join a table that is observed with itself.
+        tells_copies = engine.tells_copies and not (is_connect(spark) and SPARK < (4, 1))
+        more = [at.alias(FILE)] if tells_copies else []
         narrow = read.messages.select(*(F.col(quoted(name)) for name in columns if name in needed), *more)
-        judged = _judge(read, narrow, Place(spark, folder), "mark", ranges_max, say, Passing(), publishes=False)
+        judged = _judge(read, narrow, staging, "mark", ranges_max, say, Passing(), publishes=False)
+        if staging is None:
+            for kept in (judged.rows, judged.gaps):
+                stack.callback(kept.unpersist)
         copies = None
-        if engine.tells_copies:
+        if tells_copies:
             say("comparing copies")
             copies = {**engine.copies(judged.rows, judged.result["tally"]), "through": through or "file"}
         judged.result["cannot_tell"] += tuple(engine.doubts(read.messages, judged.result["tally"]))
         others = engine.others(read.opened.rows)
         return Run(**judged.result, others=others, copies=copies, seconds=monotonic() - started)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Messages(NamedTuple):
@@ -312,13 +323,16 @@ class _Judged(NamedTuple):
 
 
 def _judge(
-    read: _Messages, messages: DataFrame, staging: Place, strategy: publish.Strategy, ranges_max: int, say: Say,
+    read: _Messages, messages: DataFrame, staging: Place | None, strategy: publish.Strategy, ranges_max: int, say: Say,
     passing: Passing, going: GoingOn | None = None, figures: Figures | None = None, *, publishes: bool = True,
 ) -> _Judged:  # fmt: skip
-    """Judge the messages and write them to the staging folder; ``passing`` sees each message before it is judged."""
+    """Judge the messages and write them to the staging folder; ``passing`` sees each message before it is judged.
+
+    Without a ``staging`` folder, rows and gaps are left in Spark's storage.
+    """
     engine, opened, spark = read.engine, read.opened, messages.sparkSession
     say("judging")
-    books, folder = publish.Books(engine.answers), str(staging / NOTES)
+    books, folder = publish.Books(engine.answers), None if staging is None else str(staging / NOTES)
     options = replace(MemoryOptions() if going is None else going.options, notes=folder)
     judged = messages.transform(passing.watch).transform(engine.step(options))
     span = {} if figures is None else Span.firsts(judged, engine.subject(judged))
@@ -331,7 +345,7 @@ def _judge(
     tally.check()
     say("finding what is missing")
     rules = engine.note_rules(messages)
-    notes = None if rules is None else Notes.read(folder, rules, tally)
+    notes = None if rules is None or folder is None else Notes.read(folder, rules, tally)
     naming = engine.naming(rows) if going is None else rows
     if rules is None or (going is None and notes is None):
         firsts = rows.where(F.col(VERDICT) == "FIRST") if going is None else going.firsts(rows)
@@ -343,10 +357,9 @@ def _judge(
             open_gaps = noted_gaps(spark, notes.gaps if notes is not None else ())
         tables = [naming] if going is None else [naming, *going.listed(spark)]
         missing = engine.named_gaps(rows, key_names(tables, engine.key, open_gaps).join(open_gaps, [*NAME]))
-    gaps_path, watched, ranges, gaps = str(staging / publish.GAPS), Passing(called="onefold_gaps"), [], missing
+    watched, ranges, gaps = Passing(called="onefold_gaps"), [], missing
     if engine.knows_gaps or publishes:
-        missing.transform(watched.watch).write.parquet(gaps_path)
-        gaps = spark.read.parquet(gaps_path)
+        gaps = publish.kept(missing.transform(watched.watch), None if staging is None else staging / publish.GAPS)
     if engine.knows_gaps:
         first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
         ranges = [row.asDict() for row in first.collect()]

@@ -30,12 +30,13 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
+from hashlib import sha256
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from py4j.protocol import Py4JJavaError
@@ -43,6 +44,8 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.utils import is_remote
 
 import onefold
 from onefold.errors import Misuse
@@ -54,7 +57,13 @@ if TYPE_CHECKING:
 LIBRARIES = ("numpy", "pyarrow")
 """What the executors' Python must have by itself: compiled, so no archive can carry it. PySpark comes with Spark."""
 
-_shipped: WeakSet[SparkContext] = WeakSet()
+_shipped: WeakSet[Any] = WeakSet()
+"""The SparkContexts, or sessions of Spark Connect, that have this package."""
+
+
+def is_connect(df_or_spark: DataFrame | SparkSession) -> bool:
+    """Whether this is Spark Connect, where the JVM is a server's and cannot be asked."""
+    return type(df_or_spark).__module__.startswith("pyspark.sql.connect")
 
 
 def is_cluster(master: str) -> bool:
@@ -70,6 +79,12 @@ def is_cluster(master: str) -> bool:
 
 def ship(spark: SparkSession) -> bool:
     """Give this package to the executors of a cluster, once per SparkContext; whether it was done now."""
+    if is_connect(spark):
+        if spark in _shipped:
+            return False
+        spark.addArtifacts(str(archive()), pyfile=True)
+        _shipped.add(spark)
+        return True
     context = spark.sparkContext
     if not is_cluster(str(context.master)) or context in _shipped:
         return False
@@ -80,18 +95,18 @@ def ship(spark: SparkSession) -> bool:
 
 def require_libraries(spark: SparkSession, names: Iterable[str] = LIBRARIES) -> None:
     """Raise `Misuse` that names what one executor lacks; the others are taken to be like it. Cost: one task."""
-    for lack in spark.sparkContext.parallelize([0], 1).mapPartitions(partial(_lacks, tuple(names))).collect():
+    lacking = F.udf(partial(_lacks, tuple(names)), "string").asNondeterministic()
+    if lack := spark.range(1).select(lacking("id")).collect()[0][0]:
         raise Misuse(
             f"the executors' Python has no {lack}: install it there, or let spark.pyspark.python name one that has it",
             lack=lack,
         )
 
 
-def _lacks(names: tuple[str, ...], _: Iterable[int]) -> Iterator[str]:
+def _lacks(names: tuple[str, ...], _: int) -> str:
     # Runs on an executor, which imports this file to do so: that the archive arrived is tried as well.
     missing = [name for name in names if find_spec(name) is None]
-    if missing:
-        yield f"{' and no '.join(missing)} ({sys.executable})"
+    return f"{' and no '.join(missing)} ({sys.executable})" if missing else ""
 
 
 @cache
@@ -99,14 +114,15 @@ def archive() -> Path:
     """The package as a zip file, which is there until this process ends: late executors still ask for it."""
     folder = Path(tempfile.mkdtemp(prefix="onefold-archive-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / f"onefold-{onefold.__version__}.zip"
-    with ZipFile(path, "w") as file:
+    draft = folder / "draft"
+    with ZipFile(draft, "w") as file:
         # By way of `resources`, because the driver's own package may lie in an archive too.
         for name, source in sorted(_sources(resources.files(onefold), "onefold")):
             entry = ZipInfo(name)  # dated 1980, the first time that a zip file can tell
             entry.external_attr = 0o644 << 16
             file.writestr(entry, source.read_bytes(), ZIP_DEFLATED)
-    return path
+    # A server of Spark Connect refuses a file of another content under a name that any client sent before.
+    return draft.rename(folder / f"onefold-{onefold.__version__}-{sha256(draft.read_bytes()).hexdigest()[:12]}.zip")
 
 
 def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]]:
@@ -170,14 +186,19 @@ DEFAULTS = {
 LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
-def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[str, str] | None = None) -> SparkSession:
+def session(
+    master: str = "local[*]", *, memory: str = "auto", config: Mapping[str, str] | None = None, brief: bool = False
+) -> SparkSession:  # fmt: skip
     """The active session, or a new one on this master; ``config`` wins over every default.
 
+    ``brief``: for a job of seconds, in which the JVM's better compiler takes more time than it saves.
+
     ``memory`` is the driver's heap; "auto" takes a quarter of the machine, between 1 and 8 GB. On a cluster the
-    executors get this package, and are asked for the libraries that it needs.
+    executors get this package, and are asked for the libraries that it needs. A master such as "sc://host:15002" is a
+    server of Spark Connect.
     """
     spark = SparkSession.getActiveSession()
-    if spark is None and SparkContext._active_spark_context is not None:
+    if spark is None and (SparkContext._active_spark_context is not None or is_remote()):
         spark = SparkSession.builder.getOrCreate()  # of another thread: it is active only where it was made
     if spark is None:
         if memory == "auto":
@@ -185,7 +206,11 @@ def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[s
             memory = f"{min(8192, max(1024, machine // 4 // 2**20))}m"
         own = dict(config or {})
         ours = {"spark.master": master, "spark.driver.memory": memory, **DEFAULTS}
-        if "PYSPARK_GATEWAY_PORT" in os.environ:  # under spark-submit, which has said where to run and by what means
+        if brief:
+            ours["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=1"
+        if master.startswith("sc://"):
+            spark = _connected(master, own)
+        elif "PYSPARK_GATEWAY_PORT" in os.environ:  # under spark-submit, which has said where to run and by what means
             gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
             conf = SparkConf(_jvm=gateway.jvm)
             conf.setAll(list({**ours, **dict(conf.getAll()), **own}.items()))
@@ -195,6 +220,18 @@ def session(master: str = "local[*]", *, memory: str = "auto", config: Mapping[s
     if ship(spark):
         require_libraries(spark)
     return spark
+
+
+def _connected(master: str, own: Mapping[str, str]) -> SparkSession:
+    try:
+        builder = SparkSession.builder.remote(master)
+        for name, value in own.items():
+            builder = builder.config(name, value)
+        return builder.getOrCreate()
+    except ImportError as error:
+        raise Misuse(f"{master} is Spark Connect: pip install 'onefold[connect]' ({error})", master=master) from error
+    except PySparkException as error:
+        raise OSError(f"{master} does not answer: {str(error).splitlines()[0]}") from error
 
 
 def is_here(master: str) -> bool:
@@ -223,31 +260,50 @@ def running_tasks() -> tuple[int, int]:
 
 def believed_bytes(df: DataFrame) -> int | None:
     """What Spark's optimizer takes for the size of a table; None if the source tells nothing, which is 2^63 - 1."""
+    if is_connect(df):
+        return None
     size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
     return None if size >= 1 << 60 else size
 
 
+_cores: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
+"""Of the servers that were asked."""
+
+
 def cores(spark: SparkSession) -> int:
-    return int(spark.sparkContext.defaultParallelism)
+    if not is_connect(spark):
+        return int(spark.sparkContext.defaultParallelism)
+    if spark not in _cores:  # a range is cut into as many parts
+        _cores[spark] = spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
+    return _cores[spark]
 
 
 def has_executors(spark: SparkSession) -> bool:
     """Whether tasks run in processes of their own, see `is_cluster`."""
-    return is_cluster(str(spark.sparkContext.master))
+    return is_connect(spark) or is_cluster(str(spark.sparkContext.master))
 
 
 def java_version(spark: SparkSession) -> str:
+    if is_connect(spark):
+        return "the server's"
     jvm: Any = spark.sparkContext._jvm
     return str(jvm.java.lang.System.getProperty("java.version"))
 
 
 def query_id(spark: SparkSession) -> str:
     """The id of the stream whose batch this thread works on, which its checkpoint keeps; empty outside of one."""
+    if is_connect(spark):
+        raise Misuse("Spark Connect does not tell which stream a batch is of: use a classic session, or send_batch")
     return str(spark.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
 
 
 def file_status(spark: SparkSession, urls: Iterable[str]) -> Iterator[tuple[str, int, int]]:
     """Each file by its URL, with its size in bytes and when it was changed, in Unix milliseconds."""
+    if is_connect(spark):
+        listing = spark.read.format("binaryFile").load(list(urls))
+        columns = "_metadata.file_path", "length", F.unix_millis("modificationTime")
+        yield from (tuple(row) for row in listing.select(*columns).collect())
+        return
     jvm: Any = spark.sparkContext._jvm
     configuration = spark.sparkContext._jsc.hadoopConfiguration()
     to_path, to_uri = getattr(jvm, "org.apache.hadoop.fs.Path"), getattr(jvm, "java.net.URI")

@@ -41,7 +41,7 @@ from onefold.spark.meaning import refuse_other
 from onefold.spark.memory import MARK as MEMORY_MARK
 from onefold.spark.memory import MemoryFolder
 from onefold.spark.publish import Strategy
-from onefold.spark.session import cores, has_executors, require_libraries
+from onefold.spark.session import cores, has_executors, is_connect, require_libraries
 from onefold.spark.signature import FORMAT, MARK, OURS, locked, refuse_inside, refuse_overlap, signature
 from onefold.spark.sinks import Format, Sink, open_sink, publish
 from onefold.tally import BooksDoNotBalance, Tally
@@ -301,6 +301,11 @@ def run_stream(
     ``tell`` is called after every batch, ``say`` if there is something to know before the first. When ``stop`` is set,
     the batch in hand is finished. A checkpoint or an output of other columns, rules or streams is `Misuse`.
     """
+    if is_connect(spark):
+        raise Misuse(
+            "a stream of a pipeline needs a session of its own, not Spark Connect, where each batch is published by the"
+            " server: run it there, as a batch with [memory], or as df.transform(judge_...(memory=...)).writeStream"
+        )
     folders = [("the checkpoint", streaming.checkpoint), *([] if format == "postgres" else [("the output", path)])]
     writes = [(name, located(spark, folder)) for name, folder in folders]
     gaps = [("the gaps", f"{writes[-1][1]}_gaps")] if format == "delta" else []

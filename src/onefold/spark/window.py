@@ -48,7 +48,8 @@ from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
 from onefold.ids.rules import NAME_BYTES
-from onefold.spark.columns import CORRUPT, ChainColumns, RoleColumns, in_order, milliseconds, packed, quoted
+from onefold.spark.columns import CORRUPT, ChainColumns, RoleColumns, in_order, listed, milliseconds, packed, quoted
+from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.fingerprints import hashable, null_masks
 from onefold.spark.gaps import missing_ranges
 from onefold.spark.notes import DIGITS
@@ -210,10 +211,10 @@ def lateness(rows: DataFrame) -> DataFrame:
     # As floats, which do not overflow. What they round falls into a slot too early or too late together.
     slot = F.floor((F.col(ORDER).cast("double") - F.lit(float(low))) / F.lit((high - low) // SLOTS + 1.0))
     slotted = rows.withColumn(_SLOT, slot)
-    slots = slotted.groupBy(_SLOT).agg(F.max(AT).alias(AT)).orderBy(_SLOT).toArrow()
+    slots = to_arrow(slotted.groupBy(_SLOT).agg(F.max(AT).alias(AT)).orderBy(_SLOT))
     highest = np.maximum.accumulate(slots.column(AT).to_numpy())
     before = pa.table({_SLOT: slots.column(_SLOT), _BEFORE: pa.array([None, *highest[:-1].tolist()], pa.int64())})
-    earlier = F.broadcast(rows.sparkSession.createDataFrame(before))
+    earlier = F.broadcast(from_arrow(rows.sparkSession, before))
     in_slot = Window.partitionBy(_SLOT).orderBy(ORDER, AT).rowsBetween(Window.unboundedPreceding, Window.currentRow)
     latest = F.greatest(F.max(AT).over(in_slot), F.col(_BEFORE))
     return slotted.join(earlier, _SLOT).select(*rows.columns, (latest - F.col(AT)).alias(LATE))
@@ -274,9 +275,8 @@ class Distribution:
         value = F.greatest(F.col(name), F.lit(0).cast("long"))
         bucket = _cut(value, F.greatest(F.length(F.bin(value)) - DIGITS, F.lit(0)))
         by_bucket = values.groupBy(F.when(F.col(name).isNotNull(), bucket).alias(_LOWER))  # greatest(null, 0) is 0
-        counts = by_bucket.agg(
-            F.count(F.lit(1)).alias(_COUNT), F.count_if(F.col(name) < 0), F.min(name), F.max(name)
-        ).toArrow()
+        cells = F.count(F.lit(1)).alias(_COUNT), F.count_if(F.col(name) < 0), F.min(name), F.max(name)
+        counts = to_arrow(by_bucket.agg(*cells))
         rows = counts.filter(counts.column(_LOWER).is_valid()).sort_by(_LOWER)
         lower, count, negative, least, most = (column.to_numpy() for column in rows.columns)
         return cls(
@@ -305,7 +305,7 @@ class Distribution:
                 is_inside = F.col(self.name).isNotNull() & value.between(start, start + (1 << shift) - 1)
                 finer = F.when(is_inside, _cut(value, F.lit(max(0, shift - FINER)))).otherwise(finer)
             inside = self.values.select(finer.alias(_LOWER)).where(F.col(_LOWER).isNotNull())
-            counts = inside.groupBy(_LOWER).agg(F.count(F.lit(1)).alias(_COUNT)).toArrow().sort_by(_LOWER)
+            counts = to_arrow(inside.groupBy(_LOWER).agg(F.count(F.lit(1)).alias(_COUNT))).sort_by(_LOWER)
             lower, count = (column.to_numpy() for column in counts.columns)
             for rank, (start, shift, below, _) in buckets.items():
                 if shift:
@@ -372,7 +372,7 @@ def peaks(table: DataFrame, windows_ms: Sequence[int], *, slots_max: int = SLOTS
     slot_ms = max(1, min(windows_ms) // SLOTS_PER_WINDOW)
     while True:
         slots = firsts.groupBy((F.col(FIRST) - F.pmod(F.col(FIRST), F.lit(slot_ms))).alias("slot")).count()
-        firsts_by_slot = slots.limit(slots_max + 1).toArrow()
+        firsts_by_slot = to_arrow(slots.limit(slots_max + 1))
         if firsts_by_slot.num_rows <= slots_max:
             break
         slot_ms *= WIDER
@@ -527,7 +527,7 @@ def advise_window(
     if chains is None and all(name in df.columns for _, name in ChainColumns(arrival=None).named):
         chains = ChainColumns(arrival=None)
     columns = WindowColumns(key=_key(key, chains), time=time, order=order)
-    columns.check(df)
+    df, columns = columns.fitted(df)
     id_bytes = NAME_BYTES if engine == "ids" else ID_BYTES
     say("looking at the columns")
     usable = usable_rows(df, columns)
@@ -581,10 +581,8 @@ def _beyond(table: DataFrame, windows_ms: Sequence[int]) -> list[int]:
 
 
 def _key(key: Iterable[str] | None, chains: ChainColumns | None) -> tuple[str, ...] | None:
-    if isinstance(key, str):
-        raise Misuse(f"key is a list of names, not {key!r}", key=key)
     if key is not None:
-        return tuple(dict.fromkeys(key))
+        return tuple(dict.fromkeys(listed(key)))
     if chains is None:
         return None
     return (*chains.key, *(name for name in (chains.timestamp, chains.sequence) if name is not None))

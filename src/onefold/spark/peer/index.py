@@ -45,6 +45,7 @@ from pyspark.sql import functions as F
 from onefold.errors import BadInput, Misuse, StaleWrite
 from onefold.reconcile import Bounds, SessionLimit, items
 from onefold.reconcile.items import Columns, Flags, Ints, Limbs, Rows, Stamps
+from onefold.spark.dialect import to_arrow
 from onefold.spark.diff_files import DiffTable, read_table
 from onefold.spark.files import Place, first_line
 from onefold.spark.peer import naming
@@ -213,7 +214,7 @@ def summed(df: DataFrame, layout: IndexLayout) -> Buckets:
     aggregates = [F.count(F.lit(1)), *map(F.sum, halves), *map(F.bit_xor, WORDS), F.min(order), F.max(order)]
     aggregates += [pick(word, order) for pick in (F.min_by, F.max_by) for word in WORDS]
     named = [aggregate.alias(f"{_CELL}{i}") for i, aggregate in enumerate(aggregates)]
-    rows = with_bucket(df, layout).withColumn(_ORDER, layout.order()).groupBy(_BUCKET).agg(*named).toArrow()
+    rows = to_arrow(with_bucket(df, layout).withColumn(_ORDER, layout.order()).groupBy(_BUCKET).agg(*named))
 
     places, *cells = (column.to_numpy().astype(np.int64, copy=False) for column in rows.columns)
     counts, sums, xors, (low, high), first, last = (
@@ -323,7 +324,7 @@ class Indexed:
                 first = first | other
             df = df.where(first)
         try:
-            rows = with_bucket(self.naming.with_id(df), self.layout, wanted).toArrow()
+            rows = to_arrow(with_bucket(self.naming.with_id(df), self.layout, wanted))
         except (PySparkException, Py4JJavaError) as error:
             raise OSError(f"cannot read {self.path}: {first_line(error)}") from error
         return Columns.sorted_from(*naming.rows_of(rows))

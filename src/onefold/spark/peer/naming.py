@@ -10,6 +10,7 @@ in the highest: Spark can add them up, and Arrow hands them over without copying
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -23,6 +24,7 @@ from pyspark.sql import types as T
 from onefold.errors import Misuse
 from onefold.reconcile.items import Bounds, Flags, Ints, Limbs, Rows, Stamps
 from onefold.spark.columns import WHOLE, milliseconds, quoted
+from onefold.spark.dialect import iterator_udf
 from onefold.spark.fingerprints import whole_row_id
 
 TIME, ID = "_onefold_time", "_onefold_id"
@@ -186,11 +188,12 @@ class IndexLayout:
             beginning = F.conv(F.substring(F.col(ID), 1, BEGINNING_BITS // 4), 16, 10).cast("long")
             return F.shiftright(beginning, BEGINNING_BITS - int(self.bits[0]))
 
-        def places(times: pa.Array, words: pa.Array) -> pa.Array:
-            return pa.array(self.places(*(column.to_numpy().view(np.uint64) for column in (times, words))))
+        def places(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+            for batch in batches:
+                yield pa.array(self.places(*(column.to_numpy().view(np.uint64) for column in batch)))
 
-        bucket = F.arrow_udf(places, T.LongType())  # type: ignore[attr-defined]
-        return bucket(F.col(TIME), F.col(WORDS[0]))  # type: ignore[no-any-return]
+        bucket: Column = iterator_udf(places, T.LongType())(F.col(TIME), F.col(WORDS[0]))
+        return bucket
 
     def order(self) -> Column:
         """What tells rows of one bucket apart from those of its neighbours: the time, or the first word of the id."""

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from onefold.errors import Misuse
 from onefold.reconcile.records import Record
 from onefold.spark.columns import quoted
+from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.peer.index import ROWS_MAX, Indexed, TableIndex, TableItems
 from onefold.spark.peer.naming import ID, TIME, rows_of, words
 
@@ -27,7 +28,7 @@ def rows_with(index: Indexed, ids: Sequence[bytes]) -> DataFrame:
 
 def as_table(spark: SparkSession, ids: Sequence[bytes]) -> DataFrame:
     """Ids as a table of one column, ``id``, in hex."""
-    return spark.createDataFrame(pa.table({"id": pa.array([id.hex() for id in ids], pa.string())}))
+    return from_arrow(spark, pa.table({"id": pa.array([id.hex() for id in ids], pa.string())}))
 
 
 def _with_ids(index: Indexed, ids: Sequence[bytes]) -> DataFrame:
@@ -71,7 +72,7 @@ class TableRecords:
             raise Misuse(f"an id has {len(wrong)} bytes, must have {self.id_size}")
         if not ids:
             return []
-        times, rows = rows_of(_with_ids(self._now(), ids).select(TIME, *words()).toArrow())
+        times, rows = rows_of(to_arrow(_with_ids(self._now(), ids).select(TIME, *words())))
         stamps = {row.tobytes(): int(at) for at, row in zip(times, rows, strict=True)}
         return [Record(stamps[id], id) if id in stamps else None for id in ids]
 

@@ -204,6 +204,8 @@ def missing_counters(firsts: DataFrame, columns: ReceptionColumns | None = None)
     ``firsts``: the receptions whose verdict is FIRST. Over a roll-over the upper end is counted on, past 65,535.
     """
     names = columns or ReceptionColumns()
+    firsts = names.added_to(firsts)
+    names = names.of(firsts)
     key = [F.col(quoted(name)) for name in names.device]
     lower, upper = F.col(PREVIOUS).alias(LOWER[1]), (F.col(PREVIOUS) + F.col(LOST)).alias(UPPER[1])
     if names.fcnt is None or not key:  # nobody counts: nothing can be known to be missing

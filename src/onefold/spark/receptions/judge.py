@@ -51,6 +51,7 @@ from onefold.lorawan.columns import (
 from onefold.lorawan.rules import ANSWERS, Status, Strategy
 from onefold.spark import host
 from onefold.spark.columns import CORRUPT, ReceptionColumns, milliseconds, quoted, readings
+from onefold.spark.dialect import try_cast
 from onefold.spark.engine import AnyShape, Engine, Identity, Named, Subject, named_like
 from onefold.spark.host import REASON, VERDICT, Codes, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning, of_columns
@@ -247,7 +248,7 @@ class LorawanEngine(Engine):
         more = {name: column_of(rows, name) for name in TYPES if name in rows.columns and name not in own}
         usual = {name: own.get(name, more.get(name)) for name in TYPES}
         normal = [
-            (F.lit(None) if column is None else column).try_cast(TYPES[name]).alias(name)
+            try_cast(F.lit(None) if column is None else column, TYPES[name]).alias(name)
             for name, column in usual.items()
         ]
         return {"uplinks": merge_uplinks(rows.select(*normal, VERDICT, REASON, STATUS))}

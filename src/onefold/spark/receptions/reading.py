@@ -51,9 +51,10 @@ from pyspark.sql import types as T
 from onefold.errors import Misuse
 from onefold.lorawan import frames
 from onefold.lorawan.columns import LATE_MS
-from onefold.spark import log_source
 from onefold.spark.columns import CORRUPT, EXACT, STAMPS, TEXT, WHOLE, milliseconds, quoted
+from onefold.spark.dialect import try_cast
 from onefold.spark.files import Place, first_line
+from onefold.spark.ingest import LOG, register_log
 
 TIME_MAX_MS: Final = 253_402_300_800_000
 """The year 10000. A time beyond it, or before 1970, is none: sums of believable times never overflow."""
@@ -75,19 +76,19 @@ def objects(text: Column) -> Column:
 
 
 def number(text: Column, low: int, high: int) -> Column:
-    value = text.try_cast("long")
+    value = try_cast(text, "long")
     return F.when(value.between(low, high), value)
 
 
 def real(text: Column) -> Column:
     """A finite number, else null."""
-    value = text.try_cast("double")
+    value = try_cast(text, "double")
     return F.when(F.abs(value) < float("inf"), value)  # NaN is greater than infinity to Spark
 
 
 def yes(text: Column) -> Column:
     """Whether it says true; a field that is not there says false, as in every protobuf."""
-    return F.coalesce(text.try_cast("boolean"), F.lit(False))
+    return F.coalesce(try_cast(text, "boolean"), F.lit(False))
 
 
 def instant(text: Column) -> Column:
@@ -97,8 +98,8 @@ def instant(text: Column) -> Column:
     """
     text = F.trim(text)
     zoned = F.when(text.rlike(_NO_ZONE), F.concat(text, F.lit("Z"))).when(text.rlike(_TIME), text)
-    number = F.when(text.rlike(_NUMBER), text.try_cast("decimal(38,3)").try_cast("long"))
-    return believable(F.coalesce(number, F.unix_millis(zoned.try_cast("timestamp"))))
+    number = F.when(text.rlike(_NUMBER), try_cast(F.floor(try_cast(text, "decimal(38,3)")), "long"))
+    return believable(F.coalesce(number, F.unix_millis(try_cast(zoned, "timestamp"))))
 
 
 def believable(time_ms: Column) -> Column:
@@ -280,11 +281,11 @@ def _cut(data: Column, start: int, size: int) -> Column:
 
 
 def _slice(data: Column, start: Column, size: Column) -> Column:
-    return F.substring(data, start + 1, F.greatest(size, F.lit(0)))
+    return data.substr(start + 1, F.greatest(size, F.lit(0)))
 
 
 def _byte(data: Column, at: int) -> Column:
-    return F.conv(F.nullif(F.hex(_cut(data, at, 1)), F.lit("")), 16, 10).try_cast("int")
+    return try_cast(F.conv(F.nullif(F.hex(_cut(data, at, 1)), F.lit("")), 16, 10), "int")
 
 
 NOT_RECEPTION: Final = "not_reception"
@@ -597,9 +598,9 @@ def _normal(rows: DataFrame, clock_off_ms: int) -> DataFrame:
     station = F.when(as_said, F.col("station")).otherwise(eui(F.col("station")))
     rows = rows.withColumns({"own_ms": set_clock(instant(F.col("own"))), "received_ms": received, "station": station})
     own = F.col("own_ms")
-    off = F.when(as_said, F.col("clock_off_ms").try_cast("long")).otherwise(own - F.col("received_ms"))
+    off = F.when(as_said, try_cast(F.col("clock_off_ms"), "long")).otherwise(own - F.col("received_ms"))
     near = F.coalesce(off.between(-max(LATE_MS, clock_off_ms), clock_off_ms), F.lit(True))
-    believed = F.when(as_said, F.coalesce(F.col("own_time").try_cast("boolean"), F.lit(True)))
+    believed = F.when(as_said, F.coalesce(try_cast(F.col("own_time"), "boolean"), F.lit(True)))
     believed = believed.otherwise(own.isNotNull() & near)
     whole = F.col("whole") & (as_said | F.col("station").isNotNull())
     columns = {
@@ -644,12 +645,12 @@ def column_of(df: DataFrame, name: str) -> Column | None:
     if meaning == "time":
         if isinstance(type_, STAMPS):
             return believable(milliseconds(df, name))
-        return believable(instant(column) if isinstance(type_, TEXT) else column.try_cast("long"))
+        return believable(instant(column) if isinstance(type_, TEXT) else try_cast(column, "long"))
     if meaning == "string":
         return text_of(df, name)
     if name == "fcnt":
         return number(column, 0, FCNT_MAX)
-    return real(column) if meaning == "double" else column.try_cast(TYPES[name])
+    return real(column) if meaning == "double" else try_cast(column, TYPES[name])
 
 
 def text_of(df: DataFrame, name: str) -> Column:
@@ -679,7 +680,6 @@ def _text(df: DataFrame) -> tuple[Column, Column]:
     return (F.coalesce(F.col(CORRUPT), text) if CORRUPT in types else text), F.lit(None).cast("long")
 
 
-LOG: Final = log_source.NAME
 LINES: Final = {"json": "text", "jsonl": "text", "ndjson": "text", "text": "text"}
 """Formats of one JSON object a line. Spark's own reader would need a pass over all of it, to guess a schema."""
 
@@ -702,7 +702,7 @@ def read_rows(
         raise Misuse(f"there is nothing at {path}", path=path)
     kind = found_format(spark, path) if format == "auto" else format
     if kind == LOG:
-        log_source.register_log(spark)
+        register_log(spark)
     reader = spark.read.format(LINES.get(kind, kind)).options(**(options or {}))
     folder = Place(spark, path)
     if kind in LINES and format == "auto" and folder.names() != [str(folder).rsplit("/", 1)[-1]]:

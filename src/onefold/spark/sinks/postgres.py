@@ -46,6 +46,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import BadInput, Misuse, StaleWrite
 from onefold.spark.columns import quoted
+from onefold.spark.dialect import kinds, valid_utf8
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.publish import ORDER, Strategy
@@ -63,7 +64,7 @@ CONNECT_SECONDS_MAX = 30
 LOCK_SECONDS_MAX = 300
 
 NO_TEXT = "\ufffd"
-NESTED = (T.ArrayType, T.MapType, T.StructType, T.VariantType)
+NESTED = (T.ArrayType, T.MapType, T.StructType, *kinds("VariantType"))
 TYPES: dict[type[T.DataType], LiteralString] = {
     T.ByteType: "smallint",
     T.ShortType: "smallint",
@@ -343,5 +344,5 @@ def _text(field: T.StructField) -> Column:
     if issubclass(kind, NESTED):
         # An escaped NUL, but not an escaped backslash with u0000 after it.
         json = F.to_json(column, {"ignoreNullFields": "false"})
-        return F.make_valid_utf8(F.regexp_replace(json, r"(?<!\\)((?:\\\\)*)\\u0000", f"$1{NO_TEXT}"))
-    return F.make_valid_utf8(F.replace(column.cast("string"), F.lit("\0"), F.lit(NO_TEXT)))
+        return valid_utf8(F.regexp_replace(json, r"(?<!\\)((?:\\\\)*)\\u0000", f"$1{NO_TEXT}"))
+    return valid_utf8(F.replace(column.cast("string"), F.lit("\0"), F.lit(NO_TEXT)))

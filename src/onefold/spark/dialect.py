@@ -1,0 +1,116 @@
+"""What Sparks before 4.1 say in another way, or cannot say. Everything else of this room is written for all of them.
+
+an Arrow UDF over iterators   4.1; before that the same as a pandas UDF, whose columns of integers are not copied
+`try_cast`                    4.0; before that a cast of what the value's text shows to fit
+tables of Arrow, both ways    4.0; before that by way of pandas or of rows
+types                         those that a Spark does not have, no column of it has
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from inspect import signature
+from typing import Any, Final
+
+import pyarrow as pa
+import pyspark
+from pyspark import inheritable_thread_target
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+SPARK: Final = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
+"""The version of PySpark, such as (4, 1). Of Spark Connect the client's; a server may be newer."""
+
+_BOUNDS: Final = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63, "long": 63}
+"""How many bits of a whole number are its size."""
+
+
+def iterator_udf(judge: Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]], kind: T.DataType) -> Any:
+    """A UDF that sees the columns of a task batch by batch, two columns at least, and gives as many values."""
+    if SPARK >= (4, 1):
+        judge.__annotations__ = {"batches": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
+        return F.arrow_udf(judge, kind)  # type: ignore[attr-defined]
+    import pandas as pd
+
+    def judge_series(batches: Any) -> Any:
+        arrays = (tuple(pa.Array.from_pandas(series) for series in batch) for batch in batches)
+        for values in judge(arrays):
+            yield values.to_pandas()
+
+    judge_series.__annotations__ = {"batches": Iterator[tuple[pd.Series, ...]], "return": Iterator[pd.Series]}
+    return F.pandas_udf(judge_series, kind)  # type: ignore[attr-defined]
+
+
+def try_cast(column: Column, kind: str | T.DataType) -> Column:
+    """The value as one of this type; null where it is none. From text, or from numbers without a fraction."""
+    if hasattr(Column, "try_cast"):
+        return column.try_cast(kind)
+    name = kind if isinstance(kind, str) else kind.simpleString()
+    if name == "timestamp":
+        return F.try_to_timestamp(column)
+    if name not in _BOUNDS:
+        return column.cast(kind)
+    # A plain cast takes 12 from "12.5", and what it can of a number that is too large.
+    text = F.trim(column.cast("string"))
+    number = F.when(text.rlike("^[+-]?[0-9]{1,38}$"), text.cast("decimal(38,0)"))
+    bound = 1 << _BOUNDS[name]
+    return F.when(number.between(F.lit(-bound).cast("decimal(38,0)"), F.lit(bound - 1)), number.cast(kind))
+
+
+def valid_utf8(text: Column) -> Column:
+    """The text, with a replacement character for what is no UTF-8."""
+    if hasattr(F, "make_valid_utf8"):
+        return F.make_valid_utf8(text)
+    return F.decode(text.cast("binary"), "UTF-8")
+
+
+def on_thread(spark: SparkSession, look: Callable[[], Any]) -> Callable[[], Any]:
+    """A function for another thread, which works in the session of this one."""
+    if SPARK >= (4, 0):
+        return inheritable_thread_target(spark)(look)  # type: ignore[no-any-return]
+    return inheritable_thread_target(look)
+
+
+def most_by(value: Column, rank: Column, n: int) -> Column:
+    """Of rows that have a rank the values of the n highest, those first."""
+    if "k" in signature(F.max_by).parameters:
+        return F.max_by(value, rank, n)
+    ranked = F.when(rank.isNotNull(), F.struct(rank.alias("rank"), value.alias("value")))
+    highest = F.slice(F.sort_array(F.collect_list(ranked), asc=False), 1, n)
+    return F.transform(highest, lambda each: each.getField("value"))
+
+
+def file_of(df: DataFrame) -> Column:
+    """The file that a row comes from, whatever columns the table has."""
+    metadata = df.metadataColumn("_metadata") if hasattr(DataFrame, "metadataColumn") else F.col("_metadata")
+    return metadata.getField("file_path")
+
+
+def to_arrow(df: DataFrame) -> pa.Table:
+    """All rows, as Arrow's columns."""
+    if hasattr(DataFrame, "toArrow"):
+        return df.toArrow()
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(df.schema)
+    columns = zip(*df.collect(), strict=True)
+    cells = list(columns) or [()] * len(schema)
+    return pa.Table.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(cells, schema, strict=True)], schema=schema
+    )
+
+
+def from_arrow(spark: SparkSession, table: pa.Table) -> DataFrame:
+    """A table of Arrow's columns."""
+    if SPARK >= (4, 0) and table.num_rows:
+        return spark.createDataFrame(table)
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))  # Connect takes no empty table
+    return spark.createDataFrame(rows, from_arrow_schema(table.schema))
+
+
+def kinds(*names: str) -> tuple[type[T.DataType], ...]:
+    """The types of these names that this Spark has."""
+    return tuple(getattr(T, name) for name in names if hasattr(T, name))
