@@ -9,7 +9,13 @@ and FULL; PostgreSQL: synchronous_commit on; Redis: appendfsync always). The way
 ratios are to the inbox on the same database.
 
 Then from the queue to the queue: what a consumer does, beside the inbox by hand with a queue by hand, and beside
-pgqueuer and procrastinate with the same effect on the same database.
+pgqueuer and procrastinate with the same effect on the same database. By hand a batch is five synced transactions, as
+where queue and inbox do not know of each other: lease (``for update skip locked``, or SQLite's write lock); ids into
+the inbox, states read under a lock and written with a version, rows into the outbox; the outbox cleared; what is
+sent; the acknowledgement. A team that made one transaction of the last four would have `local`, with an inbox that it
+does not need. What it spares itself: bodies and answers are not checked, the handler is called bare, a lease has no
+owner, there are no dead letters, and on PostgreSQL a copy is found and counted all the same. What it pays too much:
+the hash that makes an id is made anew wherever the id is needed, four times 0.4 us a message.
 
 Then the space: 1,000,000 messages through `transactional` and through the inbox, and what is left of each.
 """

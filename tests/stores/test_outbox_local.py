@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -253,6 +254,22 @@ def test_a_connection_to_another_store_is_refused(place, app, tmp_path):
             app.send(sqlite3.connect(tmp_path / "other.db"), Out("orders", 1))
 
 
+def test_where_a_connection_finds_no_tables_it_is_said_what_makes_them(place, app):
+    app.world  # noqa: B018
+    change(place, "drop table outbox_queue")
+    with (
+        closing(place.connect()) as own,
+        pytest.raises(Misuse, match="no tables of an outbox; `onefold outbox migrate`"),
+    ):
+        app.send(own, Out("orders", 1))
+    address = place.url.partition("#")[0].replace("postgresql://", "postgresql+psycopg://")
+    with (
+        sqlalchemy.create_engine(address).connect() as connection,
+        pytest.raises(Misuse, match="onefold outbox migrate"),
+    ):
+        app.send(connection, Out("orders", 1))
+
+
 def test_a_table_of_the_users_own_is_relayed_once_whatever_order_its_ids_commit_in(place, app):
     app.world  # noqa: B018
     change(place, "create table mine (id integer, body text)")
@@ -325,11 +342,13 @@ def test_a_handler_that_ends_our_transaction_stops_the_consumer(tmp_path):
 
 def test_a_handler_that_takes_long_holds_nobody(app):
     done: dict[int, float] = {}
+    begun: list[float] = []
     going_on = threading.Event()
 
     @app.handler("orders", key="n")
     def handle(state, message):
         if message["n"] == 0:
+            begun.append(monotonic())
             assert going_on.wait(60)
         done[message["n"]] = monotonic()
         if len(done) == 20:  # all the others, and what was sent after them
@@ -343,6 +362,7 @@ def test_a_handler_that_takes_long_holds_nobody(app):
     consumer.join(60)
     assert not consumer.is_alive()
     assert max(done, key=lambda n: done[n]) == 0
+    assert done[0] - begun[0] < 5, "0.2 s on a machine that has nothing else to do"
     assert [app.state(str(n)) for n in range(21)] == [1] * 21
 
 

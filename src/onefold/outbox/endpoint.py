@@ -202,7 +202,7 @@ class Endpoint:
             raise BadInput(f"{self.name} has no handler for {message.to!r:.300}", queue=message.to)
         plans.check_token(message.token)
         name, message = handling.read(message)
-        return Work(message, None if name is None else self.key(name), handling, delivery)
+        return Work(message, None if name is None else Key(self.name, name), handling, delivery)
 
     def plan_of(self, message: Message) -> str:
         """Under which plan it is processed: ours, unless an endpoint with another one on the same database sent it.

@@ -21,6 +21,7 @@ from functools import lru_cache
 from itertools import islice
 from secrets import token_hex
 from time import monotonic, time_ns
+from types import CoroutineType
 from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from onefold.errors import Misuse
@@ -131,8 +132,8 @@ class Job:
     def go_on(self, answer: Any, error: Exception | None = None) -> None:
         try:
             self.pending = self.attempt.send(answer) if error is None else self.attempt.throw(error)
-            if isinstance(self.pending, plans.Lease):  # it was, before the attempt began
-                self.pending = self.attempt.send(tuple(delivery.receipt for delivery in self.deliveries))
+            if type(self.pending) is plans.Lease:  # it was, before the attempt began
+                self.pending = self.attempt.send(tuple([delivery.receipt for delivery in self.deliveries]))
         except StopIteration as stop:
             self.pending, self.ended = None, stop.value
         except Exception as failure:
@@ -226,26 +227,26 @@ def _call_handlers(batch: Batch, group: list[Job], late_s: float | None) -> bool
     """Whether any went on. Coroutines are all started before any is awaited. After some time the others wait for what
     is ready to be settled."""
     began, some = monotonic(), False
-    for job in group:
-        if job.future is not None:
-            continue
-        if some and monotonic() - began > TOGETHER_S:
-            return True
-        if not batch.enter(job):
-            continue
-        step = cast("plans.Handle | plans.Call", job.pending)
-        try:
-            answer = job.handles[step.number](step)
-        except Exception as error:
-            job.go_on(None, error)
-        else:
-            if isinstance(answer, Future):
-                job.future = answer
+    try:
+        for job in group:
+            if job.future is not None:
+                continue
+            if some and monotonic() - began > TOGETHER_S:
+                return True
+            if not batch.enter(job):
+                continue
+            step, some = cast("plans.Handle | plans.Call", job.pending), True
+            try:
+                answer = job.handles[step.number](step)
+            except Exception as error:
+                job.go_on(None, error)
             else:
-                job.go_on(answer)
-        finally:
-            batch.leave()
-        some = True
+                if isinstance(answer, Future):
+                    job.future = answer
+                else:
+                    job.go_on(answer)
+    finally:
+        batch.leave()
     late = {job.future: job for job in group if job.batch is batch and job.future is not None}
     if late:
         wait(late, late_s)
@@ -340,8 +341,8 @@ class HandlerCall:
     db: LocalTransaction | None = None
 
     def __call__(self, step: plans.Handle | plans.Call) -> Any:
-        context = plans.Context(step.answers if isinstance(step, plans.Handle) else {})
         outside = isinstance(step, plans.Call)
+        context: plans.Context | None = None
         try:
             if isinstance(step, plans.Call):
                 answer = step.call(step.key)
@@ -351,8 +352,12 @@ class HandlerCall:
                 if self.db is not None:
                     with self.db.savepoint():
                         return self._checked(call(*values, self.db.connection), context, outside)
-                answer = call(*values, ctx=context) if takes_context(call) else call(*values)
-            if not inspect.iscoroutine(answer):
+                if takes_context(call):
+                    context = plans.Context(step.answers)
+                    answer = call(*values, ctx=context)
+                else:
+                    answer = call(*values)
+            if not isinstance(answer, CoroutineType):
                 return self._checked(answer, context, outside)
         except plans.Asked as asked:
             return asked
@@ -364,7 +369,7 @@ class HandlerCall:
             raise self._failure(error) from error
         return self.loop.begin(self._awaited(answer, context, outside))
 
-    async def _awaited(self, answer: Coroutine[Any, Any, Any], context: plans.Context, outside: bool) -> Any:
+    async def _awaited(self, answer: Coroutine[Any, Any, Any], context: plans.Context | None, outside: bool) -> Any:
         try:
             return self._checked(await answer, context, outside)
         except plans.Asked as asked:
@@ -374,8 +379,8 @@ class HandlerCall:
         except BaseException as error:  # here it would end the loop, and all who wait for it would wait for ever
             raise self._failure(error) from error
 
-    def _checked(self, answer: Any, context: plans.Context, outside: bool) -> Any:
-        if context.asked is not None:
+    def _checked(self, answer: Any, context: plans.Context | None, outside: bool) -> Any:
+        if context is not None and context.asked is not None:
             raise Misuse(
                 f"the handler went on behind ctx.once({context.asked.name!r}): it must not catch BaseException"
             )
@@ -417,13 +422,16 @@ class Work(NamedTuple):
 
 def job_of(plan: str, works: Sequence[Work], loop: Loop, now_ms: int, db: LocalTransaction | None = None) -> Job:
     """An attempt at messages of one entity: several only under the plan `local`."""
-    handles = [HandlerCall(w.handling, w.message, loop, now_ms, stateful=w.key is not None, db=db) for w in works]
-    deliveries = [work.delivery for work in works if work.delivery is not None]
+    handles, deliveries = list[HandlerCall](), list[Delivery]()
+    for work in works:
+        handles.append(HandlerCall(work.handling, work.message, loop, now_ms, work.key is not None, db))
+        if work.delivery is not None:
+            deliveries.append(work.delivery)
     first = works[0]
     if plan == "local":
         if len(deliveries) < len(works):
             raise Misuse("the plan 'local' needs the delivery of the message: its row is its token")
-        messages = tuple(work.message for work in works)
+        messages = tuple([work.message for work in works])
         return Job(plans.folded(first.key, messages, in_order=first.handling.ordered), handles, deliveries)
     assert first.key is not None, "only 'local' has handlers without state"
     return Job(PLANS[plan](first.key, first.message), handles, deliveries)

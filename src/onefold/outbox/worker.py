@@ -104,6 +104,9 @@ OUTAGES_MAX: Final = 10
 """Looks in vain before a consumer that is to empty its queues gives up: about 80 s."""
 PAGE: Final = 500
 """Entries, or tokens, that are read at once: each entry can hold 1,000 messages."""
+PURGE_S: Final = 3_600
+"""Between two looks for old tombstones, at most: PostgreSQL looks at each entity, for an index on what makes one a
+tombstone would be written with every state."""
 PROBE: Final = "-"
 
 
@@ -239,6 +242,7 @@ class Consumer:
         """Why it waits, if it does: what a store said."""
         self.ending = threading.Event()
         """Set when it ends: what is in hand is finished."""
+        self._purge_at = 0.0
         self._stop = stop or threading.Event()
         self._errors: list[BaseException] = []
         self._epoch_ms = app.clock_ms() - round(1000 * monotonic())  # what the clock says when monotonic() is 0
@@ -398,7 +402,8 @@ class Consumer:
             except Exception as error:
                 self._store_failed(deliveries)
                 return error
-            read = (self._read(each, self.app.handlers, place) for each in deliveries)
+            handlers = self.app.handlers
+            read = [self._read(each, handlers, place) for each in deliveries]
             lot.messages += [message for message in read if message is not None]
         with self._lock:
             self._lots.add(lot)
@@ -411,7 +416,8 @@ class Consumer:
                 conflicts = len(lot.messages)
                 done: list[InHand] = []
                 for job in jobs:
-                    if isinstance(job.ended, tuple) and set(job.ended) == {Outcome.APPLIED}:
+                    ended = job.ended
+                    if type(ended) is tuple and ended.count(Outcome.APPLIED) == len(ended):
                         done += self._of.pop(job)
                     else:
                         self._end(job, lot)
@@ -440,10 +446,13 @@ class Consumer:
             return False
         first, alone, behind = list[InHand](), list[InHand](), set[Key | str]()
         for message in lot.messages:
-            if message.turn in behind:
+            if behind and message.turn in behind:
                 continue
-            (first if message.delivery.times == 1 else alone).append(message)
-            if message.work.handling.ordered and message.delivery.times > 1:
+            if message.delivery.times == 1:
+                first.append(message)
+                continue
+            alone.append(message)
+            if message.work.handling.ordered:
                 behind.add(message.turn)
         candidates = first or [choice(alone)]
         with self._freed:
@@ -454,9 +463,10 @@ class Consumer:
         together: dict[Key | str, list[InHand]] = {}
         begun = set[str]()
         for message in candidates:
-            if message.turn not in ours:
+            turn = message.turn
+            if turn not in ours:
                 continue
-            group = together.setdefault(message.turn, [])
+            group = together.setdefault(turn, [])
             folds = message.plan == "local" and message.tries <= FOLD_TRIES_MAX
             if not group or (folds and (group[0].plan, group[0].tries) == ("local", message.tries)):
                 group.append(message)
@@ -549,7 +559,7 @@ class Consumer:
             reason = "foreign_token"
             plan = "local" if message.realm == place else self.app.plan_of(message)
             reason = "malformed"
-            if wait_ms := self._early_ms(message):
+            if message.due_ms and (wait_ms := self._early_ms(message)):
                 self.books.received(-1)
                 self._let_go([delivery], wait_ms, anew=True)
                 return None
@@ -561,7 +571,7 @@ class Consumer:
 
     def _early_ms(self, message: Message) -> int:
         """How long it has to wait yet. A delay that began later than it is now was told by a clock that was ahead."""
-        early_ms = message.due_ms - self.app.clock_ms() if message.due_ms else 0
+        early_ms = message.due_ms - self.app.clock_ms()
         return 0 if message.delay_ms and early_ms > message.delay_ms + STEP_MS else max(0, early_ms)
 
     def _handler_failed(self, delivery: Delivery, message: Message, failed: HandlerFailed) -> None:
@@ -651,8 +661,11 @@ class Consumer:
         def recover_ours() -> None:
             # A clock that was set ahead since the start makes nothing older.
             latest_ms = self._epoch_ms + round(1000 * monotonic())
-            settings = self.settings
-            self.recovered += recover(self.app, settings.stranded_s, settings.tombstone_s, latest_ms=latest_ms)
+            settings, late = self.settings, monotonic() >= self._purge_at
+            tombstone_s = settings.tombstone_s if late else None
+            self.recovered += recover(self.app, settings.stranded_s, tombstone_s, latest_ms=latest_ms)
+            if late:
+                self._purge_at = monotonic() + min(PURGE_S, settings.tombstone_s / 100)
 
         while True:
             for chore in (recover_ours, *self.app.chores):
@@ -679,16 +692,18 @@ class Recovered:
         return Recovered(*map(add, astuple(self), astuple(other)))
 
 
-def recover(app: Endpoint, older_than_s: float, tombstone_s: float, *, latest_ms: int = FOREVER_MS) -> Recovered:
+def recover(app: Endpoint, older_than_s: float, tombstone_s: float | None, *, latest_ms: int = FOREVER_MS) -> Recovered:
     """Recover all that an endpoint left behind; ``latest_ms``: no later than this is believed of the clock.
 
-    That is for tombstones alone. To finish an entry too early does no harm, but what a tombstone remembers is gone with
-    it: a request that was forgotten could be made again.
+    That is for tombstones alone, which all stay if ``tombstone_s`` is None. To finish an entry too early does no harm,
+    but what a tombstone remembers is gone with it: a request that was forgotten could be made again.
     """
-    if not (0 <= older_than_s <= SECONDS_MAX and 0 <= tombstone_s <= SECONDS_MAX):
+    if not (0 <= older_than_s <= SECONDS_MAX and 0 <= (tombstone_s or 0) <= SECONDS_MAX):
         raise Misuse(f"older_than_s is {older_than_s}, tombstone_s {tombstone_s}: must be from 0 to {SECONDS_MAX:,}")
     now_ms = app.clock_ms()
     recovered = recover_stores(app.world, now_ms, older_than_s, app.name, app.plan)
+    if tombstone_s is None:
+        return recovered
     purged = app.world.entities.purge(min(now_ms, latest_ms) - round(tombstone_s * 1000), app.name)
     return replace(recovered, purged=purged)
 

@@ -221,7 +221,28 @@ def test_orphans_of_a_clock_that_was_ahead_are_swept_when_it_is_back(shop):
     assert shop.tokens.listed() == []
 
 
-def test_a_clock_that_jumps_ahead_while_a_consumer_runs_does_not_make_its_tombstones_old(shop):
+def test_a_consumer_looks_for_tombstones_at_its_start_and_then_seldom(shop):
+    looks: list[int] = []
+    stop, pumped = threading.Event(), list[int]()
+    purge = shop.ledger.purge
+
+    def counted(before_ms, endpoint=None):
+        looks.append(before_ms)
+        return purge(before_ms, endpoint)
+
+    def note():
+        pumped.append(1)
+        if len(pumped) == 3:
+            stop.set()
+
+    shop.ledger.purge = counted
+    shop.app.chores.append(note)
+    shop.app.consume(stop=stop, recover_s=0.01)
+    assert len(looks) == 1
+
+
+def test_a_clock_that_jumps_ahead_while_a_consumer_runs_does_not_make_its_tombstones_old(shop, monkeypatch):
+    monkeypatch.setattr("onefold.outbox.worker.PURGE_S", 0)
     key = shop.app.key("o1")
     shop.ledger.persist([Entity(key, 0, {"n": 1})])
     shop.ledger.persist([Entity(key, 1, None)])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from onefold.errors import Misuse
@@ -44,9 +45,11 @@ def add_rows(connection: Any, parcels: Sequence[Parcel], realm: str, schema: str
     statement = _POSTGRES.format(schema=schema)
     library = next((name for each in type(connection).__mro__ if (name := each.__module__.split(".")[0]) in _KNOWN), "")
     if library == "sqlite3" and schema is None:
-        return _check(connection.executemany(_SQLITE, rows).rowcount, parcels)
+        with _tables():
+            return _check(connection.executemany(_SQLITE, rows).rowcount, parcels)
     if library == "psycopg" and schema is not None:
-        done = connection.execute(statement, arguments)
+        with _tables():
+            done = connection.execute(statement, arguments)
         if hasattr(done, "__await__"):
             return _awaited(done, parcels)
         return _check(done.rowcount, parcels)
@@ -77,12 +80,15 @@ def _by_sqlalchemy(connection: Any, arguments: Any, statement: str, parcels: Seq
 
     async def added() -> None:
         there = connection if has_driver else await connection.connection()
-        _check((await add(there)).rowcount, parcels)
+        with _tables():
+            done = await add(there)
+        _check(done.rowcount, parcels)
 
     has_driver = hasattr(connection, "exec_driver_sql")
     if any(".asyncio" in each.__module__ for each in type(connection).__mro__):
         return added()
-    return _check(add(connection if has_driver else connection.connection()).rowcount, parcels)
+    with _tables():
+        return _check(add(connection if has_driver else connection.connection()).rowcount, parcels)
 
 
 def _numbered(statement: str) -> str:
@@ -103,8 +109,28 @@ def _numbered(statement: str) -> str:
 
 async def _awaited(done: Awaitable[Any], parcels: Sequence[Parcel]) -> None:
     """asyncpg answers with the words ``INSERT 0 3``."""
-    answer = await done
+    with _tables():
+        answer = await done
     _check(int(answer.split()[-1]) if isinstance(answer, str) else answer.rowcount, parcels)
+
+
+@contextmanager
+def _tables() -> Iterator[None]:
+    """What a library says where our tables are not, said by us; SQLAlchemy has the driver's error in ``orig``."""
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "orig", error)
+        if getattr(cause, "sqlstate", "") not in _NO_TABLE and not str(cause).startswith("no such table: outbox_"):
+            raise
+        raise Misuse(
+            "nothing was sent: where this connection leads there are no tables of an outbox;"
+            " `onefold outbox migrate` makes them"
+        ) from error
+
+
+_NO_TABLE: Final = ("42P01", "3F000")
+"""SQLSTATE: undefined table, invalid schema name."""
 
 
 def _check(rows: int, parcels: Sequence[Parcel]) -> None:
