@@ -63,7 +63,7 @@ from onefold.spark.engine import FILE, Engine, Identity, Subject, Untold, named_
 from onefold.spark.fingerprints import hashable
 from onefold.spark.host import Codes, Int64s, Integers, KeyColumns, MemoryOptions, Transform
 from onefold.spark.meaning import Meaning
-from onefold.spark.memory import BUCKETS, FORMAT, Bucket, KeyRecords, MemoryFolder
+from onefold.spark.memory import BUCKETS, FORMAT, Bucket, KeyRecords
 from onefold.spark.notes import DIGITS
 from onefold.tally import Tally
 from onefold.verdict import Verdict
@@ -315,9 +315,6 @@ class IdsEngine(Engine):
         """Nothing: an id says nothing of the others."""
         ends = (F.lit(None).cast("long").alias(name) for name in RANGE_ENDS)
         return firsts.select(*(F.col(quoted(name)) for name in self.key), *ends).limit(0)
-
-    def still_missing(self, rows: DataFrame, memory: MemoryFolder, below: int, *more: DataFrame) -> DataFrame:
-        return self.missing(rows)
 
     def keys(self, rows: DataFrame, tally: Tally) -> int:
         return tally.count(Verdict.FIRST)
