@@ -32,6 +32,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from onefold.errors import Misuse
+from onefold.stores.addresses import is_far
 
 Name: TypeAlias = Annotated[str, Field(min_length=1)]
 MaybeName: TypeAlias = Annotated[Name | None, BeforeValidator(lambda value: None if value == "none" else value)]
@@ -373,7 +374,7 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
         if getattr(table, "format", None) == "table":  # the path is a name
             named = {}
         paths = {key: value for key, value in named.items() if value not in (None, "auto")}
-        local = {key: value for key, value in paths.items() if "://" not in value and not value.startswith("file:")}
+        local = {key: value for key, value in paths.items() if not is_far(value) and not value.startswith("file:")}
         tables[name] = table.model_copy(update={key: str(path.parent.absolute() / local[key]) for key in local})
     return settings.model_copy(update=tables)
 

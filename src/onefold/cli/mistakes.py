@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from onefold.cli.output import local_folder
 from onefold.errors import Misuse
+from onefold.stores.addresses import is_far
 
 if TYPE_CHECKING:
     from onefold.spark.engine import Named
@@ -86,8 +87,7 @@ def refuse_path(path: str, what: str = "", master: str = "local") -> Path | None
 
     ``what``: the setting that names it. ``master``: where Spark runs; its paths may be those of a cluster.
     """
-    is_far = not path.startswith("file:") and re.match("[a-z][a-z0-9+.-]+:/", path, re.I)
-    if is_far or not path or any(sign in path for sign in "*?[{"):
+    if is_far(path) or not path or any(sign in path for sign in "*?[{"):
         return None
     if not master.startswith("local") or any(name in os.environ for name in _CLUSTER):
         return None

@@ -45,6 +45,7 @@ from pyspark.sql import types as T
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
+from onefold.spark import objects
 from onefold.spark.columns import CORRUPT, TEXT, milliseconds, no_number, quoted, whole
 from onefold.spark.dialect import SPARK, kinds, try_cast, valid_utf8
 from onefold.spark.engine import Named
@@ -61,6 +62,7 @@ from onefold.spark.files import (
     is_true,
 )
 from onefold.spark.host import Transform
+from onefold.spark.session import opens
 
 PartitionTypes: TypeAlias = Literal["text", "infer"]
 
@@ -153,16 +155,18 @@ def listed(spark: SparkSession, source: SourceSpec) -> list[SourceFile] | None:
 
 def _open_files(reading: Reading, count: bool) -> OpenSource:
     reading.look(count=count)
-    parts, aside = reading.parts(), reading.manifest.aside
+    parts = reading.parts()
 
     def table(*, at: bool = False) -> DataFrame:
-        frames = [part.read(reading.spark.read, reading.source.path, aside, at=at) for part in parts]
+        frames = [reading.read(part, at=at) for part in parts]
         return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
     def rows_by_file() -> dict[str, int]:
         return {str(at): int(rows) for at, rows in table(at=True).groupBy(AT).count().collect()}
 
     df = table()
+    if reading.files.by_arrow:  # it reads the files of the manifest, and no others
+        return OpenSource(df, reading.manifest, reading.files, rows_by_file)
     if count:  # what changed since it was looked at is counted again, as the reader has just listed it
         reading.look(count=True)
     return OpenSource(df, reading.manifest.only(df.inputFiles()), reading.files, rows_by_file)
@@ -238,7 +242,10 @@ def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str
     """The format as Spark calls it, and its options; and one clear line for whatever Spark says of the source."""
     is_pattern = any(char in source.path for char in "*?[{")
     is_path = source.path and source.format != TABLE and "://" not in source.path and not is_pattern
-    if is_path and not Place(spark, source.path).exists():
+    is_stored = "://" in source.path and not is_pattern and not opens(spark, objects.scheme_of(source.path))
+    if (is_path or (is_stored and _FORMATS.get(source.format, source.format) in _FILES)) and not Place(
+        spark, source.path
+    ).exists():
         raise Misuse(f"there is nothing at {source.path}", path=source.path)
     if source.format == LOG:
         register_log(spark)
@@ -333,6 +340,13 @@ class Reading:
             why = bad[0].trouble or "it was set aside"
             raise OSError(f"there is no file at {self.source.path} that can be read; {bad[0].shown}: {why}")
 
+    def read(self, part: SourcePart, *, at: bool = False) -> DataFrame:
+        """The table of a part, without the files that are set aside. ``at``: with the file of each row."""
+        if self.files.by_arrow:
+            files = self.manifest.files if part.only is None else part.only
+            return part.step(self.files.rows(part.kind, files, part.schema, AT if at else None))
+        return part.read(self.spark.read, self.source.path, self.manifest.aside, at=at)
+
     def parts(self) -> list[SourcePart]:
         if self._kind == "csv" and self.manifest.files:
             return self._csv()
@@ -359,6 +373,12 @@ class Reading:
 
     def _inferred(self, files: Sequence[SourceFile] | None = None) -> T.StructType:
         """The columns as Spark's own reader infers them."""
+        if self.files.by_arrow:
+            if not (some := files or self.manifest.files):
+                raise Misuse(f"there is no file at {self.source.path}", path=self.source.path)
+            if self._kind == "text":
+                return T.StructType([_text(VALUE)])
+            return objects.schema_of(some[0].path, self._kind)
         paths = self.source.path if files is None else [file.path for file in files]
         return self.spark.read.format(self._kind).options(**self._options).load(paths).schema
 
@@ -419,12 +439,17 @@ class Reading:
 
     def _json(self) -> SourcePart:
         """By Spark's own reader if it is to decide, or if a survey finds no odd line; else line by line."""
+        if self.files.by_arrow:
+            if self._is_loose or SPARK < (4, 0):
+                what = "options that ask for less than strict JSON" if self._is_loose else "JSON lines on Spark 3.5"
+                raise Misuse(f"{self.source.path}: {what} need Spark's own connector for that store")
+            return self._line_by_line()
         if SPARK < (4, 0) and not self._is_loose:
             self._refuse_odd_lines()
         if SPARK < (4, 0) or self._is_loose:
             columns = self._as_written(each for each in self._inferred(self.manifest.files) if each.name != CORRUPT)
             return SourcePart("json", self._options, self._with_folders(columns, _text(CORRUPT)), only=self._some)
-        outcome = survey(self._lines().read(self.spark.read, self.source.path, self.manifest.aside))
+        outcome = survey(self.read(self._lines()))
         table = JsonTable.of(outcome.keys, self._roles, self.files.options)
         if outcome.odd and self._fails_fast:
             raise OSError(
@@ -437,7 +462,7 @@ class Reading:
 
     def _refuse_odd_lines(self) -> None:
         """Before Spark 4 its functions cannot tell them, so Python looks; what its reader makes of one may be wrong."""
-        rows = self._lines().read(self.spark.read, self.source.path, self.manifest.aside).where(_trimmed() != "")
+        rows = self.read(self._lines()).where(_trimmed() != "")
         odd = F.udf(_is_odd, "boolean")(VALUE)
         count, sample = rows.where(odd).agg(F.count(F.lit(1)), F.any_value(VALUE)).collect()[0]
         if count:
@@ -447,7 +472,7 @@ class Reading:
     def _line_by_line(self) -> SourcePart:
         """Each line parsed by itself; what an odd one holds is no column."""
         lines = self._lines()
-        rows = lines.read(self.spark.read, self.source.path, self.manifest.aside)
+        rows = self.read(lines)
         table = JsonTable.of(survey(rows, strict=True).keys, self._roles, self.files.options)
         return replace(lines, step=lambda df: table.rows(lines.step(df), self.files.options))
 
