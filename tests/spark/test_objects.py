@@ -80,11 +80,17 @@ def test_rows_come_back_as_they_were_written_in_all_types_and_without_what_a_fai
     server, folder = s3
     url = f"s3a://{BUCKET}/{folder}/rows"
     df = spark.range(1000).selectExpr(
-        "id", "timestamp_millis(id) at", "cast(timestamp_millis(id) as timestamp_ntz) local",
-        "cast(id as decimal(20,3)) d", "array(id, null) list", "named_struct('q', id, 'w', cast(id as string)) pair", "date'2020-01-01' day",
-        "cast(cast(id as string) as binary) bytes", "cast(null as string) nothing",
+        "id",
+        "timestamp_millis(id) at",
+        "cast(timestamp_millis(id) as timestamp_ntz) local",
+        "cast(id as decimal(20,3)) d",
+        "array(id, null) list",
+        "named_struct('q', id, 'w', cast(id as string)) pair",
+        "date'2020-01-01' day",
+        "cast(cast(id as string) as binary) bytes",
+        "cast(null as string) nothing",
         "if(id % 3 = 0, 'firsts', 'a b/c') folder",
-    )  # fmt: skip
+    )
     place = Place(spark, url)
     place.write(df, "folder")
     server.client().put_object(Bucket=BUCKET, Key=f"{folder}/rows/folder=firsts/part-00009-dead.parquet", Body=b"half")

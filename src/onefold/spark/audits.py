@@ -305,19 +305,26 @@ def audit_run(
     return audit(source, rows, identity, columns=comparable(source), sent=sent, goes_on=goes_on)
 
 
-def published(spark: SparkSession, output: Place, *, at: str | None = None) -> DataFrame:
-    """All rows that a run published, under whatever verdict, or all batches of a stream; `Misuse` if there is no file
-    of any. ``at``: a further column with the file of each row.
+def published(
+    spark: SparkSession, output: Place | str, folder: str | None = None, *, at: str | None = None
+) -> DataFrame:
+    """All rows that a run published, or all batches of a stream, and nothing else: no half batch, no attempt that died.
+
+    ``folder``: only one of them, such as "firsts"; None: the rows of all verdicts. ``at``: a further column with the
+    file of each row. `Misuse` if there is no file of any.
     """
-    rows = _published(spark, output, at)
+    place = Place(spark, output) if isinstance(output, str) else output
+    rows = _published(spark, place, at, None if folder is None else [folder])
     if rows is None:
-        raise Misuse(f"{output.shown} holds no rows of a run", path=output.shown)
+        raise Misuse(f"{place.shown} holds no rows of a run", path=place.shown)
     return rows
 
 
-def _published(spark: SparkSession, output: Place, at: str | None = None) -> DataFrame | None:
+def _published(
+    spark: SparkSession, output: Place, at: str | None = None, folders: Sequence[str] | None = None
+) -> DataFrame | None:
     """The rows of all folders that are there; None if they hold no file."""
-    names = [MESSAGES, *FOLDERS.values()]
+    names = [MESSAGES, *FOLDERS.values()] if folders is None else folders
     if not output.renames:
         paths = files_of(output, names, batches=BATCHES, whole=TALLY)
     elif batches := [output / BATCHES / name for name in (output / BATCHES).names()]:

@@ -6,9 +6,9 @@
 
 Everything is written below ``_staging`` first, by an attempt of its own. Then one put writes the commit, and that is
 the moment at which all of it is published: whoever reads by the commits (`files_of`, `onefold.spark.published`) sees
-all of it from then on, and nothing before. After that the commit is carried out: the store copies each file to its place, the
-documents are written, last the one that says that the folder is whole (``tally.json`` of a batch, ``run.json`` of a
-run). What dies on the way is carried on by the next start, which copies again what may be there already.
+all of it from then on, and nothing before. After that the commit is carried out: the store copies each file to its
+place, the documents are written, last the one that says that the folder is whole (``tally.json`` of a batch,
+``run.json`` of a run). What dies on the way is carried on by the next start, which copies again what may be there.
 
 So under a final name there is never a row that is not committed, also for readers that know nothing of all this; they
 may see a part of the newest commit while it is carried out, until its last document is there.
