@@ -15,7 +15,7 @@ from onefold.cli.mistakes import format_of, refuse_path
 from onefold.cli.options import names_of, refuse
 from onefold.cli.output import AsJson, local_folder, tell
 from onefold.errors import Misuse
-from onefold.settings import TABLES, Settings
+from onefold.settings import TABLES, Settings, Table
 
 SET: Final = {"source.path": "messages", "publish.path": "out", "judge.floor": "open"}
 """What the template sets; all else is in it as a comment."""
@@ -32,11 +32,15 @@ def template(values: Mapping[str, object] = SET) -> str:
     # Any other Spark setting, such as { "spark.sql.session.timeZone" = "UTC" }.
     #config = {}
     """
-    lines = [HEAD]
-    for table, model in TABLES.items():
+    lines, tables = [HEAD], list(TABLES.items())
+    while tables:
+        table, model = tables.pop(0)
         lines += ["", *_comment(model.__doc__ or ""), f"[{table}]"]
         for key, field in model.model_fields.items():
             name = f"{table}.{key}"
+            if isinstance(field.default, Table):  # the last key of its table, in which it is one
+                tables.insert(0, (name, type(field.default)))
+                continue
             default = "none" if field.default is None else field.default
             line = f"{key} = {json.dumps(values.get(name, default))}"
             lines += ["", *_comment(field.description or ""), line if name in values else f"#{line}"]
