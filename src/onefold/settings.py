@@ -106,6 +106,10 @@ class Only:
     remembers: str | None = None
     """"yes": a stream, or a run that goes on from a memory."""
 
+    def suits(self, engine: str) -> bool:
+        """Whether pipelines of this engine may have the key."""
+        return self.engine is None or engine in ((self.engine,) if isinstance(self.engine, str) else self.engine)
+
 
 MEMORY_NEEDED: Final = 'source.mode = "stream" or memory.path'
 STREAM: Final = Only(mode="stream")

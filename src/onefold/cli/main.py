@@ -10,6 +10,7 @@ from.
 
 import os
 import re
+import shutil
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -334,6 +335,7 @@ def describe(error: BaseException) -> tuple[int, str]:
     if isinstance(error, Misuse | BadInput):
         return 2, str(error)
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(package := str(error.name).partition(".")[0])):
+        extra += ",java" if extra == "spark" and not (os.environ.get("JAVA_HOME") or shutil.which("java")) else ""
         return 2, f"{package} is not installed: pip install 'onefold[{extra}]'"
     if isinstance(error, KeyboardInterrupt | typer.Abort):
         return 130, "interrupted"
