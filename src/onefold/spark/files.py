@@ -86,6 +86,7 @@ _UNPACKED: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 _PACKED: Final = (".deflate", ".zst", ".lz4", ".snappy", ".xz", ".lzo")
 """Compressed in a way that Spark may know, and that Python's own library does not unpack piece by piece."""
+_TOPIC_FAILED: Final = re.compile(r"^(?:OSError|onefold\.errors\.\w+): (kafka://.*)$", re.M)
 _FAILED: Final = re.compile(r"\[FAILED_READ_FILE[^\]]*\] \w.*? file (\S+?)\.?\s")
 
 
@@ -140,6 +141,11 @@ class Manifest:
     def rows(self) -> int | None:
         """How many rows the files hold; None: they were not counted."""
         return None if self.why_not else sum(file.rows or 0 for file in self.files)
+
+    @property
+    def parts(self) -> Sequence[Any]:
+        """What rows were counted of, one by one: `shown`, `rows`, and `metadata_path` as the reader calls it."""
+        return self.files
 
     def only(self, urls: Iterable[str]) -> Manifest:
         """Without files that are not among these: they came when the reader had listed the others."""
@@ -522,12 +528,14 @@ def naming_files() -> Iterator[None]:
 
 
 def failed_file(text: str) -> str | None:
-    """Which file Spark failed to read and why, out of what it says; None: it was something else.
+    """Which file, or topic, Spark failed to read and why, out of what it says; None: it was something else.
 
     >>> failed_file("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///a%20b.orc. SQLSTATE: X\\n"
     ...             "\\tat x\\nCaused by: java.io.IOException: no ORC")
     'cannot read /a b.orc: no ORC'
     """
+    if (topic := _TOPIC_FAILED.search(text)) is not None:
+        return topic[1].strip()
     match = _FAILED.search(text)
     if match is None:
         return None

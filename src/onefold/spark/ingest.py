@@ -68,6 +68,8 @@ PartitionTypes: TypeAlias = Literal["text", "infer"]
 
 TABLE: Final = "table"
 """The format of a table of the catalogue, whose path is its name."""
+KAFKA: Final = "kafka"
+"""The format of topics of Kafka, whose path is kafka://HOST:PORT/TOPIC; see `kafka`."""
 LOG: Final = "onefold-log"
 """The format of a topic's log; see `log_source`."""
 PROBE_ROWS = 1_000
@@ -123,6 +125,12 @@ class OpenSource:
     """None: the source is no files."""
     rows_by_file: Callable[[], dict[str, int]] = dict
     """How many rows the reader gives of each file, by another pass."""
+    count: Callable[[int], Manifest] | None = None
+    """Of a source whose messages are counted when it is known how many rows the reader gave: the manifest then."""
+
+    def counted(self, read: int) -> OpenSource:
+        """The same, with its rows counted without the reader, which gave so many."""
+        return self if self.count is None else replace(self, manifest=self.count(read), count=None)
 
     def changed(self) -> list[str]:
         """What happened to its files since it was opened, one line each."""
@@ -137,6 +145,11 @@ def open_source(spark: SparkSession, source: SourceSpec, columns: Named, *, coun
     with _clear_errors(spark, source) as (kind, options):
         if kind in _FILES:
             opened = _open_files(Reading(spark, source, columns, kind, options), count)
+        elif kind == KAFKA:
+            from onefold.spark import kafka
+
+            topic = kafka.open_table(spark, source.path, options, naming(columns))
+            opened = OpenSource(topic.rows, topic.manifest, None, topic.by_partition, topic.count)
         else:
             why = f"what a source of format {source.format!r} holds is known from its reader alone"
             opened = OpenSource(_loaded(spark, spark.read.options(**options), kind, source.path), Manifest(why_not=why))
@@ -151,6 +164,11 @@ def listed(spark: SparkSession, source: SourceSpec) -> list[SourceFile] | None:
     """The files of a source, unopened; None: it is no files."""
     with _clear_errors(spark, source) as (kind, options):
         return SourceFiles(spark, source.path, kind, options).listed() if kind in _FILES else None
+
+
+def naming(columns: Named) -> set[str]:
+    """The columns whose text must stay as it is written: by them a message is known, or put in order."""
+    return {name for role, name in columns.named if role not in _INFERRED}
 
 
 def _open_files(reading: Reading, count: bool) -> OpenSource:
@@ -211,6 +229,10 @@ def open_stream(
             part, header = reading.stream_part(source.bad_files)
             _refuse_words(part.read(spark.read, source.path, reading.manifest.aside), columns)
             opened = OpenedStream(part.read(reader, source.path, aside), reading.files, header)
+        elif kind == KAFKA:
+            from onefold.spark import kafka
+
+            opened = OpenedStream(kafka.open_stream(spark, source.path, options, naming(columns)))
         else:
             opened = OpenedStream(_loaded(spark, reader, kind, source.path))
         opened = replace(opened, rows=columns.added_to(opened.rows))
@@ -322,7 +344,7 @@ class Reading:
         self._kind, self._options = kind, options
         self.files = SourceFiles(spark, source.path, kind, options, source.only)
         self.manifest = Manifest()
-        self._roles = {name for role, name in columns.named if role not in _INFERRED}
+        self._roles = naming(columns)
         self._text = {name.lower() for name in self._roles}
         mode = self.files.options.get("mode", "").upper()
         if kind in ("json", "csv") and mode == "DROPMALFORMED":
@@ -474,7 +496,7 @@ class Reading:
         lines = self._lines()
         rows = self.read(lines)
         table = JsonTable.of(survey(rows, strict=True).keys, self._roles, self.files.options)
-        return replace(lines, step=lambda df: table.rows(lines.step(df), self.files.options))
+        return replace(lines, step=lambda df: table.rows(lines.step(df).where(_trimmed() != ""), self.files.options))
 
     def _lines(self) -> SourcePart:
         options = {name: value for name, value in self.files.options.items() if name in {*LISTING, "linesep"}}
@@ -575,8 +597,8 @@ class JsonTable:
             keys[name], types[name] = tuple(spellings), T.StringType() if is_text else kind
         return cls(keys, types, frozenset(name for name in keys if name.lower() in lower))
 
-    def rows(self, lines: DataFrame, options: Mapping[str, str]) -> DataFrame:
-        """The table of these lines; an odd one has nothing but its text, in ``_corrupt_record``."""
+    def rows(self, lines: DataFrame, options: Mapping[str, str], kept: Column | None = None) -> DataFrame:
+        """The table of these lines; an odd one has nothing but its text, or what is ``kept`` of it."""
         keys = [(key, self.types[name]) for name, spellings in self.keys.items() for key in spellings]
         cells = {key: f"c{i}" for i, (key, _) in enumerate(keys)}
         schema = T.StructType([*(T.StructField(*key) for key in keys), _text(CORRUPT)])
@@ -585,8 +607,9 @@ class JsonTable:
         own = {name: value for name, value in options.items() if name not in ("mode", "linesep")}
         parsed = F.from_json(F.col(VALUE), schema, {**own, **STRICT}).cast(by_position)
         others = [F.col(quoted(name)) for name in lines.columns if name != VALUE]
-        is_sound = F.coalesce(_is_one_object() & _has_distinct_keys(), F.lit(False))
-        rows = lines.where(_trimmed() != "").select(
+        known = _is_one_object() & _has_distinct_keys() if SPARK >= (4, 0) else ~F.udf(_is_odd, "boolean")(VALUE)
+        is_sound = F.coalesce(known, F.lit(False))
+        rows = lines.select(
             *others, F.col(VALUE), parsed.alias("row"), is_sound.alias("sound")
         )  # fmt: skip
         is_parsed = F.col("row").isNotNull() & F.col(f"row.{CORRUPT}").isNull()
@@ -597,7 +620,8 @@ class JsonTable:
             for name, spellings in self.keys.items()
             if name.lower() not in hidden
         ]
-        return rows.select(*columns, F.when(~F.col("sound"), valid_utf8(F.col(VALUE))).alias(CORRUPT), *others)
+        kept = valid_utf8(F.col(VALUE)) if kept is None else kept
+        return rows.select(*columns, F.when(~F.col("sound"), kept).alias(CORRUPT), *others)
 
     def _cell(self, name: str, key: str, cell: str) -> Column:
         """The value of a key. A number with a fraction went through a double; as text it is looked up in its line."""
@@ -625,9 +649,9 @@ def _settled(kind: T.DataType, options: Mapping[str, str]) -> T.DataType:
     return kind
 
 
-def _is_odd(line: str) -> bool:
+def _is_odd(line: str | None) -> bool:
     try:
-        return "\ufffd" in line or not isinstance(read_json(line.encode(), ""), dict)
+        return line is None or "\ufffd" in line or not isinstance(read_json(line.encode(), ""), dict)
     except (BadInput, UnicodeEncodeError):
         return True
 

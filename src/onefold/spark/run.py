@@ -338,6 +338,7 @@ def _judge(
     span = {} if figures is None else Span.firsts(judged, engine.subject(judged))
     rows = publish.stage(judged.transform(books.watch, **span), staging, strategy)
     say("keeping the books")
+    opened = opened.counted((read.reader or passing).rows)
     received = _believed(opened, (read.reader or passing).rows)
     tally = books.tally(received if read.reader is None else passing.rows)
     if tally is None or not tally.balanced:  # what Spark ran twice was seen twice: count again before crying out
@@ -392,7 +393,7 @@ def _believed(opened: OpenSource, read: int) -> int:
     if counted < read <= counted + sum(" has grown " in line for line in opened.changed()):
         return read
     by_file = opened.rows_by_file()  # a stage that Spark ran twice was observed twice: so it is read again
-    rows = [(file, by_file.get(file.metadata_path, 0)) for file in opened.manifest.files]
+    rows = [(file, by_file.get(file.metadata_path, 0)) for file in opened.manifest.parts]
     wrong = [f"{file.shown} holds {file.rows:,} rows, {n:,} were read" for file, n in rows if file.rows != n]
     if wrong:
         more = [f"and {len(wrong) - NAMED_MAX:,} more files"] if len(wrong) > NAMED_MAX else []
