@@ -106,16 +106,6 @@ def to_arrow(df: DataFrame) -> pa.Table:
     )
 
 
-def arrow_schema(schema: T.StructType) -> pa.Schema:
-    """The columns as Arrow's, times in UTC."""
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    in_utc: dict[str, Any] = (
-        {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
-    )  # else they always are
-    return to_arrow_schema(schema, **in_utc)
-
-
 def from_arrow(spark: SparkSession, table: pa.Table) -> DataFrame:
     """A table of Arrow's columns."""
     if SPARK >= (4, 0) and table.num_rows:
