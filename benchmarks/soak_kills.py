@@ -1,5 +1,8 @@
 """./run soak kills: kill -9 of a streaming pipeline at random moments, again and again; then count.
 
+With ``--s3`` source, output, checkpoint and memory are in moto's S3 on loopback, and after each kill the output is
+looked at: under final names there may be nothing that no commit names, and all that a commit names must be there.
+
 With ``--executors`` it is the executors of a local cluster that die, while the driver goes on. Speculation is on.
 
 The pipeline is ``onefold run`` with micro-batches of one file. Each start is killed, with all its processes, after a
@@ -18,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -45,29 +50,87 @@ def main() -> None:
     parser.add_argument("--executors", action="store_true", help="kill executors of a local cluster, not the driver")
     parser.add_argument("--files", type=int, default=40, help="a batch each; ten for a kill are enough")
     parser.add_argument("--engine", choices=("chains", "ids"), default="chains")
+    parser.add_argument("--s3", action="store_true", help="everything in an object store")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="onefold-kills-") as folder:
         rng = random.Random(options.seed)
         if options.executors:
             lose_executors(Path(folder), options.kills, options.rows, options.files, rng, options.engine)
         else:
-            survive(Path(folder), options.kills, options.rows, options.files, rng, options.engine)
+            with store(Path(folder)) if options.s3 else nullcontext():
+                survive(Path(folder), options.kills, options.rows, options.files, rng, options.engine, options.s3)
 
 
-def survive(folder: Path, kills: int, rows: int, files: int, rng: random.Random, engine: str) -> None:
+def survive(
+    folder: Path, kills: int, rows: int, files: int, rng: random.Random, engine: str, is_stored: bool = False
+) -> None:
     pipeline = prepare(folder, rows, files, engine)
+    if is_stored:
+        to_store(folder, pipeline)
     moments: list[float] = []
     while len(moments) < kills:
         code, moment = start(pipeline, folder, rng.uniform(0.0, 15.0))
         if code == 0:
             raise SystemExit(f"the stream was done after {len(moments)} kills: give it more files")
         moments.append(moment)
+        if is_stored:
+            look(folder)
         print(f"kill {len(moments)} after {moment:.1f} s, {committed(folder)} batches committed", flush=True)
     code, _ = start(pipeline, folder, None)
     if code != 0:
         raise SystemExit(f"the last start ended with {code}")
+    if is_stored:
+        look(folder)
     verify(folder, rows, engine)
     print(f"{len(moments)} kills, {rows:,} rows of {engine}: every row once, verdicts right, the books balance")
+
+
+@contextmanager
+def store(folder: Path) -> Iterator[None]:
+    """An S3 server, and an environment that knows of it."""
+    from tests.lib.s3_server import BUCKET, S3Server
+
+    with S3Server(folder / "s3") as server:
+        server.client().create_bucket(Bucket=BUCKET)
+        os.environ.update(server.environ)
+        yield
+
+
+def to_store(folder: Path, pipeline: Path) -> None:
+    """Move the source there, and let the pipeline read and publish there."""
+    from onefold.spark.objects import file_system
+
+    for file in sorted((folder / "in" / "messages").glob("*.parquet")):
+        files, path = file_system(f"s3://messages/in/{file.name}")
+        with files.open_output_stream(path) as stream:
+            stream.write(file.read_bytes())
+    text = pipeline.read_text().replace('"in/messages"', '"s3://messages/in"').replace('"out"', '"s3://messages/out"')
+    pipeline.write_text(text)
+
+
+def look(folder: Path) -> None:
+    """What is published in the store: as a whole, and nothing else under a final name; then a copy of it here."""
+    from onefold.spark.objects import files_below, opened
+
+    out = "s3://messages/out"
+    names = {file.url.removeprefix(f"{out}/") for file in files_below(f"{out}/batches")}
+    named: set[str] = set()
+    for file in files_below(f"{out}/_commits"):
+        with opened(file.url) as raw:
+            commit = json.loads(raw.read())
+        counts = []
+        for final, staged in commit["files"].items():
+            with opened(f"{out}/{final if final in names else staged}") as raw:
+                counts.append(pq.ParquetFile(raw).metadata.num_rows if "/gaps/" not in final else 0)
+        (tally,) = (each for name, each in commit["documents"].items() if name.endswith("tally.json"))
+        assert sum(counts) == tally["in"], f"{file.url} is not whole"
+        named |= {*commit["files"], *commit["documents"]}
+    assert names <= named, f"never committed: {sorted(names - named)[:3]}"
+    for name in names:
+        copy = folder / "out" / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with opened(f"{out}/{name}") as raw:
+            copy.write_bytes(raw.read())
 
 
 def lose_executors(folder: Path, kills: int, rows: int, files: int, rng: random.Random, engine: str) -> None:
@@ -161,6 +224,15 @@ def start(pipeline: Path, folder: Path, after_s: float | None) -> tuple[int | No
 
 
 def signs(folder: Path) -> set[str]:
+    if (folder / "s3").exists():
+        from pyarrow import fs
+
+        from onefold.spark.objects import file_system
+
+        places = (f"s3://messages/out/{name}" for name in ("_staging", "_commits"))
+        found = (file_system(url) for url in (*places, "s3://messages/out.checkpoint/offsets"))
+        selectors = ((files, fs.FileSelector(path, recursive=True, allow_not_found=True)) for files, path in found)
+        return {info.path for files, selector in selectors for info in files.get_file_info(selector)}
     places = (folder / "out" / "_staging", folder / "out" / "batches", folder / "out.checkpoint" / "offsets")
     return {f"{place.name}/{name}" for place in places if place.exists() for name in os.listdir(place)}
 

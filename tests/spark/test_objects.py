@@ -3,7 +3,9 @@
 Spark has no connector for S3 here, so all rows go through Arrow in tasks.
 """
 
+import gzip
 import json
+import time
 from collections import Counter
 
 import pyarrow as pa
@@ -11,8 +13,15 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from onefold.spark import objects
+from onefold.errors import Misuse, StaleWrite
+from onefold.spark import objects, published, signature
+from onefold.spark import run as jobs
+from onefold.spark.chains import ChainsEngine
+from onefold.spark.commits import Commit
 from onefold.spark.files import Place
+from onefold.spark.host import MemoryOptions
+from onefold.spark.ingest import SourceSpec
+from onefold.spark.objects import LOCK
 from onefold.testing.faults import Faults
 from onefold.testing.traffic import Traffic, make
 from tests.lib import shared_servers
@@ -138,3 +147,163 @@ def local_copy(tmp_path, parts):
     (tmp_path / "local").mkdir()
     pq.write_table(pa.concat_tables(parts), tmp_path / "local" / "all.parquet")
     return tmp_path
+
+
+def test_a_stream_from_and_to_s3_publishes_each_row_once_and_goes_on_from_its_checkpoint_there(s3, parts, tmp_path):
+    server, folder = s3
+    file = pipeline(tmp_path, folder, source='mode = "stream"\noptions = { maxFilesPerTrigger = "1" }\n')
+    for number, table in enumerate(parts[:2]):
+        add(server, folder, f"{number}.parquet", table, tmp_path)
+    done = here("run", file, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    last = json.loads(done.stdout.splitlines()[-1])
+    assert (last["batch"], last["tally"]["in"]) == (1, 600)
+    add(server, folder, "2.parquet", parts[2], tmp_path)
+    done = here("run", file, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["batch"] == 2
+    once(plain(folder), pa.concat_tables(parts))
+    out = f"s3://{BUCKET}/{folder}/out"
+    assert here("audit", file, cwd=tmp_path).returncode == 0
+    offset = parts[0]["offset"][0].as_py()
+    found = json.loads(here("explain", out, "--json", "--key", f"offset={offset}", cwd=tmp_path).stdout)
+    assert found["shown"][0]["found_in"] == "batches/000000000000/firsts"
+    assert here("report", out, "--out", tmp_path / "page.html", cwd=tmp_path).returncode == 0
+    memory = here("memory", "ls", f"{out.replace('s3:', 's3a:')}.checkpoint", "--json", cwd=tmp_path)
+    assert json.loads(memory.stdout)["version"] == 2
+
+
+class Died(BaseException):
+    """What no handler catches: as a kill, but for the locks, which are given back."""
+
+
+@pytest.fixture
+def dies(monkeypatch):
+    """Let the next run die before its commit is put, or when two files have been copied after that."""
+    put, settle = Commit.put, Place.settle_as
+    state = {"at": "", "copies": 0}
+
+    def dying_put(commit, file, *, new=False):
+        if state["at"] == "put" and "_staging" not in str(file):
+            raise Died
+        put(commit, file, new=new)
+
+    def dying_settle(place, target):
+        state["copies"] += 1
+        if state["at"] == "copy" and state["copies"] > 2:
+            raise Died
+        settle(place, target)
+
+    monkeypatch.setattr(Commit, "put", dying_put)
+    monkeypatch.setattr(Place, "settle_as", dying_settle)
+    return lambda at: state.update(at=at, copies=0)
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["run", "version"])
+def test_a_reader_by_the_commits_sees_all_of_a_run_or_nothing_wherever_it_dies(
+    s3, spark, parts, tmp_path, dies, goes_on
+):
+    server, folder = s3
+    folder, engine = f"{folder}-{goes_on}", ChainsEngine(floor="open", partitions=2)
+    base = f"s3a://{BUCKET}/{folder}"
+    memory = MemoryOptions(path=f"{base}/memory") if goes_on else None
+
+    def run():
+        return jobs.run(
+            spark, SourceSpec(path=f"{base}/in"), engine, f"{base}/out", memory=memory, say=lambda step: None
+        )
+
+    def seen():
+        return Counter(row[0] for row in published(spark, f"{base}/out").select("offset").collect())
+
+    offsets = [Counter(table["offset"].to_pylist()) for table in parts]
+    add(server, folder, "0.parquet", parts[0], tmp_path)
+    run()
+    add(server, folder, "1.parquet", parts[1], tmp_path)
+    for at, expected in (("put", offsets[0]), ("copy", offsets[0] + offsets[1])):
+        dies(at)
+        with pytest.raises(Died):
+            run()
+        assert seen() == expected
+        strangers = set(dict(Counter(offset for offset, _ in plain(folder)))) - set(expected)
+        assert not strangers, "a plain reader saw rows that were never committed"
+    dies("")
+    if not goes_on:
+        run()
+        once(plain(folder), pa.concat_tables(parts[:2]))
+    add(server, folder, "2.parquet", parts[2], tmp_path)
+    result = run()
+    once(plain(folder), pa.concat_tables(parts))
+    assert seen() == offsets[0] + offsets[1] + offsets[2]
+    assert result.audit.agrees
+    assert published(spark, f"{base}/out", "repeats").where("verdict <> 'REPEAT'").isEmpty()
+
+
+def test_of_two_who_publish_one_batch_one_is_told_and_a_folder_has_one_writer(s3, spark, monkeypatch):
+    _, folder = s3
+    root = Place(spark, f"s3://{BUCKET}/{folder}")
+    Commit({}).put(root / "_commits" / "000000000000.json", new=True)
+    with pytest.raises(StaleWrite, match="published by somebody else"):
+        Commit({}).put(root / "_commits" / "000000000000.json", new=True)
+    monkeypatch.setattr(signature, "STILL_S", 3.0)
+    monkeypatch.setattr(signature, "BEAT_S", 0.2)
+    with (
+        signature.locked(root, "run"),
+        pytest.raises(Misuse, match=r"another run .* is writing"),
+        signature.locked(root, "run"),
+    ):
+        raise AssertionError("two had it")
+    assert LOCK not in root.names()
+
+
+@pytest.mark.parametrize(
+    ("source", "environ", "code", "words"),
+    [
+        ("s3://not-there-at-all/in", {}, 2, "there is nothing at s3://not-there-at-all/in"),
+        ("nope://bucket/in", {}, 2, "no file system of that scheme"),
+        ("s3://key:secret@messages/in", {}, 2, "belong into the environment"),
+        ("s3://messages/denied", {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, 3, "ACCESS_DENIED"),
+        ("s3://messages/in", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, 3, "Could not connect"),
+        ("s3://messages/x.csv", {}, 2, "needs Spark's own connector"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_one_line_soon(s3, tmp_path, source, environ, code, words):
+    server, _ = s3
+    for name in ("x.csv", "denied/x.parquet"):
+        server.client().put_object(Bucket=BUCKET, Key=name, Body=b"id\n1\n")
+    began = time.monotonic()
+    done = here("check", source, "--id", "id", cwd=tmp_path, **environ)
+    assert (done.returncode, time.monotonic() - began < 60) == (code, True), done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert words in line
+    assert "secret" not in line
+    output = tmp_path / "pipeline.toml"
+    (tmp_path / "in.json").write_text('{"id": 1}\n')
+    output.write_text(
+        '[source]\npath = "in.json"\nformat = "json"\n[judge]\nengine = "ids"\nid = ["id"]\n'
+        f'[publish]\npath = "{source}"\n'
+    )
+    if "x.csv" not in source:
+        done = here("run", output, cwd=tmp_path, **environ)
+        assert done.returncode in (2, 3)
+        assert done.stderr.strip().splitlines()[-1].startswith("onefold: ")
+        assert not list(tmp_path.glob("*:"))
+
+
+def test_lines_of_json_are_read_as_they_are_and_counted_and_a_url_for_a_path_of_this_machine_is_refused(s3, tmp_path):
+    server, folder = s3
+    lines = b'{"id": "a", "n": 1}\r\n\n{"id": "a", "n": 1}\n{"id": "b"} {"id": "c"}\n{"id": "\xff"}\n{"id": "d"}'
+    for name, body in (("day=1/a.json", lines), ("day=2/b.json.gz", gzip.compress(b'{"id": "e"}\n'))):
+        server.client().put_object(Bucket=BUCKET, Key=f"{folder}/{name}", Body=body)
+    done = here("check", f"s3://{BUCKET}/{folder}", "--id", "id,day", "--format", "json", "--json", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    counts = {line["reason"]: line["count"] for line in document["tally"]["reasons"]}
+    assert counts == {"new": 3, "seen": 1, "malformed": 2}
+    assert (document["manifest"]["rows"], document["manifest"]["blank"]) == (6, 1)
+    (pair,) = document["copies"]["from"]
+    assert (pair["first"], pair["copy"]) == ("a.json", "a.json")
+    for words in (("simulate", f"s3://{BUCKET}/x"), ("run", f"s3://{BUCKET}/p.toml"), ("demo", "--out", "gs://b/x")):
+        refused = here(*words, cwd=tmp_path)
+        assert refused.returncode == 2
+        assert "on this machine" in refused.stderr
+    assert not list(tmp_path.iterdir())

@@ -252,7 +252,9 @@ class SourceFiles:
     def listed(self, paths: Sequence[str] | None = None) -> list[SourceFile]:
         """What is there now, unopened, or these of it; also files without a byte, which Spark's readers skip."""
         if self.by_arrow:
-            stored = [file for path in paths or [self._path] for file in objects.matching(path)]
+            stored = (
+                objects.matching(self._path) if paths is None else [f for p in paths for f in objects.files_below(p)]
+            )
             all_ = [SourceFile(url, size, ms, metadata_path=url) for url, size, ms in stored]
             return [file for file in all_ if self._only is None or file.path in self._only]
         index = self._listing(paths)

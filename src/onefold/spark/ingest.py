@@ -28,6 +28,7 @@ A blank line is no message.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -137,14 +138,17 @@ class OpenSource:
         return [] if self.files is None else self.manifest.changed(self.files.listed())
 
 
-def open_source(spark: SparkSession, source: SourceSpec, columns: Named, *, count: bool = True) -> OpenSource:
+def open_source(
+    spark: SparkSession, source: SourceSpec, columns: Named, *, count: bool = True, at: bool = False
+) -> OpenSource:
     """The table of a source, ready to be judged by these columns. ``count``: its rows are counted without the reader.
+    ``at``: with a column `AT` that has the file of each row, where Spark cannot tell it (``input_file_name``).
 
     Raise `Misuse` for what is missing or cannot be what it should be, `OSError` for files that cannot be read.
     """
     with _clear_errors(spark, source) as (kind, options):
         if kind in _FILES:
-            opened = _open_files(Reading(spark, source, columns, kind, options), count)
+            opened = _open_files(Reading(spark, source, columns, kind, options), count, at)
         elif kind == KAFKA:
             from onefold.spark import kafka
 
@@ -171,7 +175,7 @@ def naming(columns: Named) -> set[str]:
     return {name for role, name in columns.named if role not in _INFERRED}
 
 
-def _open_files(reading: Reading, count: bool) -> OpenSource:
+def _open_files(reading: Reading, count: bool, at: bool) -> OpenSource:
     reading.look(count=count)
     parts = reading.parts()
 
@@ -182,9 +186,9 @@ def _open_files(reading: Reading, count: bool) -> OpenSource:
     def rows_by_file() -> dict[str, int]:
         return {str(at): int(rows) for at, rows in table(at=True).groupBy(AT).count().collect()}
 
-    df = table()
     if reading.files.by_arrow:  # it reads the files of the manifest, and no others
-        return OpenSource(df, reading.manifest, reading.files, rows_by_file)
+        return OpenSource(table(at=at), reading.manifest, reading.files, rows_by_file)
+    df = table()
     if count:  # what changed since it was looked at is counted again, as the reader has just listed it
         reading.look(count=True)
     return OpenSource(df, reading.manifest.only(df.inputFiles()), reading.files, rows_by_file)
@@ -217,9 +221,11 @@ class OpenedStream:
 
 
 def open_stream(
-    spark: SparkSession, source: SourceSpec, columns: Named, aside: Sequence[SourceFile] = ()
+    spark: SparkSession, source: SourceSpec, columns: Named, aside: Sequence[SourceFile] = (), *, log: str = ""
 ) -> OpenedStream:
-    """A source as a stream; of files, those that are there now say what the columns are. ``aside``: not to be read."""
+    """A source as a stream; of files, those that are there now say what the columns are. ``aside``: not to be read.
+    ``log``: where its files are written down, if Spark cannot open them.
+    """
     with _clear_errors(spark, source) as (kind, options):
         reader = spark.readStream.options(**options)
         if kind in _FILES:
@@ -227,8 +233,12 @@ def open_stream(
             reading = Reading(spark, replace(source, bad_files="set_aside"), columns, kind, batch)
             reading.look(count=False, aside=aside)  # bad files are reported when their batch comes
             part, header = reading.stream_part(source.bad_files)
-            _refuse_words(part.read(spark.read, source.path, reading.manifest.aside), columns)
-            opened = OpenedStream(part.read(reader, source.path, aside), reading.files, header)
+            _refuse_words(reading.read(part), columns)
+            if reading.files.by_arrow:
+                rows = _stored_stream(spark, source, part, aside, log)
+            else:
+                rows = part.read(reader, source.path, aside)
+            opened = OpenedStream(rows, reading.files, header)
         elif kind == KAFKA:
             from onefold.spark import kafka
 
@@ -238,6 +248,31 @@ def open_stream(
         opened = replace(opened, rows=columns.added_to(opened.rows))
         columns.check(opened.rows)
     return opened
+
+
+def _stored_stream(
+    spark: SparkSession, source: SourceSpec, part: SourcePart, aside: Sequence[SourceFile], log: str
+) -> DataFrame:
+    """The files of a store that Spark cannot open, as a stream."""
+    try:
+        from onefold.spark.object_stream import NAME, source_of
+    except ImportError as error:
+        raise Misuse(
+            f"{source.path}: a stream from there needs Spark's own connector, or Spark 4.1; this is"
+            f" {pyspark.__version__}"
+        ) from error
+    own = {name.lower(): value for name, value in source.options.items() if name.lower() in _STREAM_OPTIONS}
+    if other := sorted(own.keys() - {"maxfilespertrigger"}):
+        raise Misuse(f"{source.path}: the option {other[0]} needs Spark's own connector for that store")
+    spark.dataSource.register(source_of(objects.file_system(source.path)[0]))
+    lines = part.kind == "text"
+    fields = [T.StructField(VALUE, T.BinaryType()) if lines and f.name == VALUE else f for f in part.schema]
+    reader = spark.readStream.format(NAME).schema(T.StructType(fields)).options(
+        kind=part.kind, log=log, aside=json.dumps([file.path for file in aside]),
+        maxFiles=own.get("maxfilespertrigger", "0"),
+    )  # fmt: skip
+    rows = reader.load(source.path)
+    return part.step(rows.withColumn(VALUE, F.col(VALUE).cast("string")) if lines else rows)
 
 
 def _loaded(spark: SparkSession, reader: Any, kind: str, path: str) -> DataFrame:

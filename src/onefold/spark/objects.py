@@ -182,9 +182,9 @@ class StoredFile(NamedTuple):
     modified_ms: int = 0
 
 
-def files_below(url: str, *, hidden: bool = False) -> list[StoredFile]:
-    """All files at a URL or below it, sorted; without those that Spark skips, unless ``hidden``."""
-    files, root = file_system(url)
+def files_below(url: str, store: Any = None) -> list[StoredFile]:
+    """All files at a URL or below it, sorted, without those that Spark skips. ``store``: the file system, if known."""
+    files, root = file_system(url) if store is None else (store, path_in(url))
     try:
         info = files.get_file_info(root)
         if info.type == fs.FileType.File:
@@ -196,7 +196,7 @@ def files_below(url: str, *, hidden: bool = False) -> list[StoredFile]:
     return sorted(
         _stored(f"{url.rstrip('/')}/{name}", info)
         for name, info in names
-        if hidden or not any(_is_hidden(part) for part in name.split("/"))
+        if not any(_is_hidden(part) for part in name.split("/"))
     )
 
 
@@ -252,7 +252,7 @@ def folder_values(root: str, url: str) -> dict[str, str | None]:
     return {unquote(name): None if value == NO_VALUE else unquote(value) for name, _, value in pairs}
 
 
-def matching(pattern: str) -> list[StoredFile]:
+def matching(pattern: str, store: Any = None) -> list[StoredFile]:
     """The files that a URL means: those below it, or below what matches it if it is a pattern."""
     if "{" in pattern:
         raise Misuse(f"{pattern}: braces need a connector of Spark's own; name what they have in common", path=pattern)
@@ -260,7 +260,7 @@ def matching(pattern: str) -> list[StoredFile]:
     fixed = next((i for i, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
     return [
         file
-        for file in files_below("/".join(parts[:fixed]))
+        for file in files_below("/".join(parts[:fixed]), store)
         if all(fnmatchcase(name, part) for name, part in zip(file.url.split("/")[fixed:], parts[fixed:], strict=False))
         and len(file.url.split("/")) >= len(parts)
     ]
@@ -277,37 +277,48 @@ def rows(
     fields = [
         T.StructField(field.name, T.BinaryType()) if lines and field.name == "value" else field for field in schema
     ]
-    cut = [max(1, -(-file.size // SLICE_BYTES)) if kind == "parquet" else 1 for file in files]
-    units = [(file.url, part, parts) for file, parts in zip(files, cut, strict=True) for part in range(parts)]
     wanted = T.StructType([*fields, *([T.StructField(at, T.StringType())] if at else [])])
     if not files:
-        return spark.createDataFrame([], wanted)
-    read = _Read(file_system(files[0].url)[0], kind, units, arrow_schema(wanted), root, at)
+        return spark.createDataFrame([], T.StructType([*schema, *wanted.fields[len(schema) :]]))
+    units = units_of([(file.url, file.size) for file in files], kind)
+    reader = UnitReader(file_system(files[0].url)[0], kind, arrow_schema(wanted), root, at)
+
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+            yield from reader.read(units[number])
+
     df = spark.range(0, len(units), 1, len(units)).mapInArrow(read, wanted)
     return df.withColumn("value", F.col("value").cast("string")) if lines else df  # its bytes as they are
 
 
-class _Read:
-    """What a task does to read; it travels there."""
+class Unit(NamedTuple):
+    """What one task reads: a part of a file."""
 
-    def __init__(
-        self, files: Any, kind: str, units: Sequence[tuple[str, int, int]], schema: pa.Schema, root: str, at: str | None
-    ) -> None:
-        self._files, self._kind, self._units, self._schema, self._root, self._at = files, kind, units, schema, root, at
+    url: str
+    part: int
+    parts: int
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                url, part, parts = self._units[number]
-                known: dict[str, str | None] = {
-                    **folder_values(self._root, url),
-                    **({self._at: url} if self._at else {}),
-                }
-                try:
-                    for read in self._batches(url, part, parts):
-                        yield _fitted(read, self._schema, known)
-                except (OSError, EOFError, pa.ArrowException) as error:
-                    raise OSError(f"cannot read {url}: {plain_error(error)}") from None
+
+def units_of(files: Sequence[tuple[str, int]], kind: str) -> list[Unit]:
+    """Files with their sizes, cut where they can be."""
+    cut = [max(1, -(-size // SLICE_BYTES)) if kind == "parquet" else 1 for _, size in files]
+    return [Unit(url, part, parts) for (url, _), parts in zip(files, cut, strict=True) for part in range(parts)]
+
+
+class UnitReader:
+    """What a task does to read; it travels there. ``schema``: the columns that come out."""
+
+    def __init__(self, files: Any, kind: str, schema: pa.Schema, root: str, at: str | None = None) -> None:
+        self._files, self._kind, self._schema, self._root, self._at = files, kind, schema, root, at
+
+    def read(self, unit: Unit) -> Iterator[pa.RecordBatch]:
+        own = {self._at: unit.url} if self._at else {}
+        known: dict[str, str | None] = {**folder_values(self._root, unit.url), **own}
+        try:
+            for batch in self._batches(*unit):
+                yield _fitted(batch, self._schema, known)
+        except (OSError, EOFError, pa.ArrowException) as error:
+            raise OSError(f"cannot read {unit.url}: {plain_error(error)}") from None
 
     def _batches(self, url: str, part: int, parts: int) -> Iterator[pa.RecordBatch]:
         with self._files.open_input_file(path_in(url)) as raw:

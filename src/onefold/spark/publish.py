@@ -176,7 +176,8 @@ def opened(spark: SparkSession, path: str) -> Iterator[RunFolder]:
             yield (RunFolder if folder.place.renames else StoredRun)(folder, staging)
         finally:
             with suppress(StaleWrite):  # then it is somebody else's by now
-                folder.remove(STAGING)
+                if folder.place.renames or not (folder.place / COMMIT).exists():  # it names files there
+                    folder.remove(STAGING)
 
 
 def _of_former_versions(folder: Place) -> list[str]:

@@ -32,7 +32,7 @@ from onefold.spark.files import NAMED_MAX, Manifest, Place, located, naming_file
 from onefold.spark.fingerprints import Passing
 from onefold.spark.gaps import NAME, key_names, noted_gaps, remembered_gaps
 from onefold.spark.host import VERDICT, MemoryOptions
-from onefold.spark.ingest import OpenSource, SourceSpec, listed, open_source
+from onefold.spark.ingest import AT, OpenSource, SourceSpec, listed, open_source
 from onefold.spark.memory import MemoryFolder
 from onefold.spark.notes import Notes
 from onefold.spark.session import has_executors, is_connect
@@ -151,7 +151,7 @@ def run(
 def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max: int = 20, say: Say = print) -> Run:
     """Judge a source and tell what is wrong with it; only a temporary folder is written, and removed."""
     started = monotonic()
-    read = _read(spark, source, engine)
+    read = _read(spark, source, engine, at=True)
     with ExitStack() as stack:
         staging = None
         if not has_executors(
@@ -163,7 +163,8 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
         needed = {name for _, name in read.engine.columns.named} | {CORRUPT}
         engine, columns = read.engine, read.messages.columns
         through = next((name for name in SOURCES if name in columns), None)
-        at = F.input_file_name() if through is None else F.col(quoted(through)).cast("string")
+        file = F.col(AT) if AT in columns else F.input_file_name()
+        at = file if through is None else F.col(quoted(through)).cast("string")
         # The client of Spark Connect 4.0 cannot join a table that is observed with itself.
         tells_copies = engine.tells_copies and not (is_connect(spark) and SPARK < (4, 1))
         more = [at.alias(FILE)] if tells_copies else []
@@ -189,8 +190,8 @@ class _Messages(NamedTuple):
     reader: Passing | None  # counts the rows of the source in passing; None: every row is a message
 
 
-def _read(spark: SparkSession, source: SourceSpec, engine: Engine) -> _Messages:
-    opened = open_source(spark, source, engine.reads)
+def _read(spark: SparkSession, source: SourceSpec, engine: Engine, *, at: bool = False) -> _Messages:
+    opened = open_source(spark, source, engine.reads, at=at)
     fitted = engine.fitted(opened.rows)
     present = {role for role, _ in fitted.columns.named}
     absent = [name for role, name in engine.columns.named if role not in present]

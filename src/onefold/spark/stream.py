@@ -19,12 +19,14 @@ start leaves out the same. And files whose times are no longer those that Spark 
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import permutations
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 from pyspark.errors import StreamingQueryException
@@ -33,6 +35,7 @@ from pyspark.sql.streaming import listener
 from pyspark.sql.streaming.query import StreamingQuery
 
 from onefold.errors import Misuse, OnefoldError
+from onefold.spark import objects
 from onefold.spark.engine import Engine, Named
 from onefold.spark.files import Place, SourceFile, cannot_read, failed_file, located, plain_path
 from onefold.spark.host import MemoryOptions
@@ -200,9 +203,11 @@ class StreamFiles:
         self.changed: list[str] = []
         """Files that are no longer what was read, one line each."""
 
-    def table(self) -> DataFrame:
-        """The source as a stream, without the files that were set aside."""
-        self._opened = open_stream(self._spark, self._source, self._columns, self.aside)
+    def table(self, log: Place | None = None) -> DataFrame:
+        """The source as a stream, without the files that were set aside. ``log``: a checkpoint that Spark can write."""
+        self._checkpoint = log or self._checkpoint
+        files = str(self._checkpoint / SOURCE)
+        self._opened = open_stream(self._spark, self._source, self._columns, self.aside, log=files)
         return self._opened.rows
 
     def check(self, batch: int) -> None:
@@ -235,7 +240,7 @@ class StreamFiles:
         return int(json.loads(last)["logOffset"]) if last.startswith("{") else int(last)
 
     def _entries(self, number: int) -> list[dict[str, Any]]:
-        log = self._checkpoint / "sources" / "0"
+        log = self._checkpoint / SOURCE
         for name in (str(number), f"{number}.compact"):
             if (log / name).exists():
                 return [json.loads(line) for line in (log / name).read_bytes().decode().splitlines()[1:]]
@@ -246,7 +251,7 @@ class StreamFiles:
         if self._opened is None or self._opened.files is None:
             return
         self._looked_s = time.monotonic()
-        names = (self._checkpoint / "sources" / "0").names()
+        names = (self._checkpoint / SOURCE).names()
         compact = max((int(name.removesuffix(".compact")) for name in names if name.endswith(".compact")), default=-1)
         read: dict[str, int] = {}
         for number in sorted({int(name.removesuffix(".compact")) for name in names}):
@@ -267,7 +272,8 @@ AVAILABLE = "available"
 ONCE = "once"
 """Of a stream that has a batch to finish: that one, then stop."""
 OrderEnd: TypeAlias = Literal["give_up", "hold"]
-METADATA, OFFSETS, COMMITS = "metadata", "offsets", "commits"
+METADATA, OFFSETS, COMMITS, SOURCES = "metadata", "offsets", "commits", "sources"
+SOURCE = f"{SOURCES}/0"
 """What Spark keeps in a checkpoint: the stream's id, where each batch ends, and which batches are done."""
 MEMORY = "memory"
 """What the judge keeps there."""
@@ -341,7 +347,54 @@ def run_stream(
             settings = ", ".join(f"{name} = {value}" for name, value in meaning.items())
             say(f"{checkpoint.shown} does not say what it was begun with; taken to be, from now on: {settings}")
         (checkpoint / MARK).write_json({"format": FORMAT, "kind": "checkpoint", "meaning": dict(meaning)})
-        return _run(df, files, sink, engine, streaming, tell, stop or threading.Event())
+        copy = None
+        if not checkpoint.by_spark:
+            copy = CheckpointCopy(
+                checkpoint, locks.enter_context(tempfile.TemporaryDirectory(prefix="onefold-stream-"))
+            )
+            df = files.table(Place(spark, str(copy.folder))).transform(engine.shaped)
+            streaming = replace(streaming, checkpoint=str(copy.folder))
+        return _run(df, files, sink, engine, streaming, tell, stop or threading.Event(), copy)
+
+
+class CheckpointCopy:
+    """What Spark keeps in a checkpoint, on a disk of the driver: of a store that Spark cannot write to.
+
+    The checkpoint in the store is what counts. It is copied here at a start, and what Spark wrote is put there before
+    anything of its batch is judged: a batch that is published, or that the memory knows, can be tried again by anybody.
+    """
+
+    def __init__(self, home: Place, folder: str) -> None:
+        self._home, self.folder = home, Path(folder)
+        self._kept: dict[str, tuple[int, int]] = {}
+        for part in (METADATA, SET_ASIDE, SOURCES, OFFSETS, COMMITS):
+            for file in objects.files_below(str(home / part)):
+                copy = self.folder / file.url.removeprefix(f"{home}/")
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                with objects.opened(file.url) as stored:
+                    copy.write_bytes(stored.read())
+        self._kept = self._there()
+
+    def _there(self) -> dict[str, tuple[int, int]]:
+        """All files, those first that others need."""
+        order = (METADATA, SET_ASIDE, SOURCES, OFFSETS, COMMITS)
+        paths = [path for path in self.folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
+        stats = {path.relative_to(self.folder).as_posix(): path.stat() for path in paths}
+        known = {name: stat for name, stat in stats.items() if name.split("/")[0] in order}
+        return {
+            name: (known[name].st_size, known[name].st_mtime_ns)
+            for name in sorted(known, key=lambda name: (order.index(name.split("/")[0]), name))
+        }
+
+    def keep(self) -> None:
+        """Put into the store what is new here, and remove there what Spark has removed here."""
+        there = self._there()
+        for name, seen in there.items():
+            if self._kept.get(name) != seen:
+                (self._home / name).write_over((self.folder / name).read_bytes())
+        for name in self._kept.keys() - there.keys():
+            (self._home / name).remove()
+        self._kept = there
 
 
 def _stream(checkpoint: Place) -> str:
@@ -351,7 +404,7 @@ def _stream(checkpoint: Place) -> str:
 
 def _run(
     df: DataFrame, files: StreamFiles, sink: Sink, engine: Engine, streaming: Streaming,
-    tell: Callable[[Progress], None], stop: threading.Event,
+    tell: Callable[[Progress], None], stop: threading.Event, copy: CheckpointCopy | None = None,
 ) -> Progress:  # fmt: skip
     spark, checkpoint = df.sparkSession, Place(df.sparkSession, streaming.checkpoint)
     if has_executors(spark):
@@ -374,6 +427,8 @@ def _run(
         watcher.idle.clear()
         try:
             files.check(batch)
+            if copy is not None:
+                copy.keep()
             tally = _publish(sink, engine, streaming, rows, batch)
             figures.look(batch)
         except (OnefoldError, OSError) as error:
@@ -400,6 +455,8 @@ def _run(
             except SetAside:  # the batch is begun again, by a query that leaves them out
                 rows = files.table().transform(engine.shaped)
                 continue
+            if copy is not None:
+                copy.keep()
             files.look()
             return files.noted(watcher.settled())
 

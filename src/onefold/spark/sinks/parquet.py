@@ -119,7 +119,7 @@ class ParquetSink:
             if name not in KNOWN:
                 raise stranger(self, name)
         if STREAM not in names:
-            if strangers := [name for name in names if name != f"{STREAM}.new"]:
+            if strangers := [name for name in names if name not in (f"{STREAM}.new", LOCK)]:
                 raise stranger(self, strangers[0])
             return None
         self._check_owner(stream)
