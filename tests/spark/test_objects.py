@@ -7,6 +7,7 @@ import gzip
 import json
 import time
 from collections import Counter
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -181,7 +182,7 @@ class Died(BaseException):
 def dies(monkeypatch):
     """Let the next run die before its commit is put, or when two files have been copied after that."""
     put, settle = Commit.put, Place.settle_as
-    state = {"at": "", "copies": 0}
+    state: dict[str, Any] = {"at": "", "copies": 0}
 
     def dying_put(commit, file, *, new=False):
         if state["at"] == "put" and "_staging" not in str(file):

@@ -98,6 +98,8 @@ def check_appendable(spark: SparkSession, table: DiffTable) -> None:
             f"{table.path} as {table.format} cannot be appended to: repair needs a folder of files", path=table.path
         )
     folder = Place(spark, table.path)
+    if not folder.by_spark:
+        raise Misuse(f"{table.path}: repair needs Spark's own connector for that store", path=table.path)
     name = table.path.rstrip("/").rpartition("/")[2]
     if folder.names() == [name] and not (folder / name).exists():
         raise Misuse(f"{table.path} is a single file: repair needs a folder of files", path=table.path)

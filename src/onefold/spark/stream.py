@@ -202,6 +202,7 @@ class StreamFiles:
         """Files that were set aside, by this start or one before."""
         self.changed: list[str] = []
         """Files that are no longer what was read, one line each."""
+        self.copy: CheckpointCopy | None = None
 
     def table(self, log: Place | None = None) -> DataFrame:
         """The source as a stream, without the files that were set aside. ``log``: a checkpoint that Spark can write."""
@@ -209,6 +210,18 @@ class StreamFiles:
         files = str(self._checkpoint / SOURCE)
         self._opened = open_stream(self._spark, self._source, self._columns, self.aside, log=files)
         return self._opened.rows
+
+    def begin(self, batch: int) -> None:
+        """Before a batch is judged: check its files, and let the checkpoint know of it, wherever that is."""
+        self.check(batch)
+        if self.copy is not None:
+            self.copy.keep()
+
+    def end(self) -> None:
+        """The query has ended."""
+        if self.copy is not None:
+            self.copy.keep()
+        self.look()
 
     def check(self, batch: int) -> None:
         """Before a batch is judged: raise `OSError` that names its files that cannot be read, or set them aside."""
@@ -347,14 +360,12 @@ def run_stream(
             settings = ", ".join(f"{name} = {value}" for name, value in meaning.items())
             say(f"{checkpoint.shown} does not say what it was begun with; taken to be, from now on: {settings}")
         (checkpoint / MARK).write_json({"format": FORMAT, "kind": "checkpoint", "meaning": dict(meaning)})
-        copy = None
         if not checkpoint.by_spark:
-            copy = CheckpointCopy(
-                checkpoint, locks.enter_context(tempfile.TemporaryDirectory(prefix="onefold-stream-"))
-            )
-            df = files.table(Place(spark, str(copy.folder))).transform(engine.shaped)
-            streaming = replace(streaming, checkpoint=str(copy.folder))
-        return _run(df, files, sink, engine, streaming, tell, stop or threading.Event(), copy)
+            folder = locks.enter_context(tempfile.TemporaryDirectory(prefix="onefold-stream-"))
+            files.copy = CheckpointCopy(checkpoint, folder)
+            df = files.table(Place(spark, folder)).transform(engine.shaped)
+            streaming = replace(streaming, checkpoint=folder)
+        return _run(df, files, sink, engine, streaming, tell, stop or threading.Event())
 
 
 class CheckpointCopy:
@@ -404,7 +415,7 @@ def _stream(checkpoint: Place) -> str:
 
 def _run(
     df: DataFrame, files: StreamFiles, sink: Sink, engine: Engine, streaming: Streaming,
-    tell: Callable[[Progress], None], stop: threading.Event, copy: CheckpointCopy | None = None,
+    tell: Callable[[Progress], None], stop: threading.Event,
 ) -> Progress:  # fmt: skip
     spark, checkpoint = df.sparkSession, Place(df.sparkSession, streaming.checkpoint)
     if has_executors(spark):
@@ -426,9 +437,7 @@ def _run(
             raise _Stopped
         watcher.idle.clear()
         try:
-            files.check(batch)
-            if copy is not None:
-                copy.keep()
+            files.begin(batch)
             tally = _publish(sink, engine, streaming, rows, batch)
             figures.look(batch)
         except (OnefoldError, OSError) as error:
@@ -455,9 +464,7 @@ def _run(
             except SetAside:  # the batch is begun again, by a query that leaves them out
                 rows = files.table().transform(engine.shaped)
                 continue
-            if copy is not None:
-                copy.keep()
-            files.look()
+            files.end()
             return files.noted(watcher.settled())
 
     spark.streams.addListener(watcher)
