@@ -31,6 +31,8 @@ ENGINE_OPTIONS: Final = "--key SENDER --sequence NUMBER"
 """What a command is told instead of an engine that knows what was lost."""
 SPANS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
 MAGNITUDES: Final = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+MS_MIN, MS_MAX = 631_152_000_000, 4_102_444_800_000
+"""From 1990 to 2100: numbers that all lie there are shown as times, as Unix time in ms."""
 HIDDEN: Final = "(hidden)"
 _WORDS: Final = (
     r"pass(?:word|wd|phrase)|pwd|secret|token|credential|signature|(?:api|access|account|private|shared).?key"
@@ -86,9 +88,17 @@ def ranges(run: Mapping[str, Any]) -> RenderableType:
     rows = table()
     for name in (*keys, "missing after", "up to"):
         rows.add_column(foreign(name), no_wrap=True)
+    stamps = [row[ends[0]] for row in samples for ends in (lower, upper) if ends and ends[0].endswith("timestamp")]
+    is_time = bool(stamps) and all(ms is None or (type(ms) is int and MS_MIN <= ms < MS_MAX) for ms in stamps)
+
+    def end(row: Mapping[str, Any], names: list[str]) -> str:
+        if row[names[0]] is None:
+            return "the beginning"
+        parts = [moment(row[name]) if is_time and name == names[0] else row[name] for name in names]
+        return "|".join(str(part) for part in (parts[:1] if is_time and not any(parts[1:]) else parts))
+
     for row in samples:
-        after = "the beginning" if row[lower[0]] is None else "|".join(str(row[name]) for name in lower)
-        upto = "|".join(str(row[name]) for name in upper)
+        after, upto = end(row, lower), end(row, upper)
         rows.add_row(*(foreign(row[key]) for key in keys), foreign(after), foreign(upto))
     more = run["missing_ranges"] - len(samples)
     return Group(rows, Text(f"and {more:,} more", style="dim")) if more > 0 else rows
@@ -98,15 +108,22 @@ def findings(run: Mapping[str, Any]) -> list[str]:
     """What is not as it should be, one line each; nothing if nothing was found."""
     tally = Tally.from_dict(run["tally"])
     files, missing = run.get("manifest", {}), run.get("missing_messages")  # runs of earlier versions kept none
-    counts: Iterable[tuple[int, str]] = (
-        (tally.count(Verdict.REPEAT), "repeated messages"),
-        (tally.count(Verdict.UNSURE), "messages that cannot be known"),
-        (tally.count(Verdict.REJECT), "rejected rows"),
-        (run["missing_ranges"], f"missing ranges of {missing:,} messages" if missing else "missing ranges"),
-        (len(files.get("set_aside", ())), "files that cannot be read"),
-        (len(files.get("changed", ())), "files that changed while they were judged"),
+    counts: Iterable[tuple[int, str, str | None]] = (
+        (tally.count(Verdict.REPEAT), "repeated message", None),
+        (tally.count(Verdict.UNSURE), "message that cannot be known", "messages that cannot be known"),
+        (tally.count(Verdict.REJECT), "rejected row", None),
+        (run["missing_ranges"], "missing range", None),
+        (len(files.get("set_aside", ())), "file that cannot be read", "files that cannot be read"),
+        (
+            len(files.get("changed", ())),
+            "file that changed while it was judged",
+            "files that changed while they were judged",
+        ),
     )
-    return [f"{count:,} {what}" for count, what in counts if count]
+    lines = {thing: many(count, thing, things) for count, thing, things in counts if count}
+    if missing and "missing range" in lines:
+        lines["missing range"] += f" of {many(missing, 'message')}"
+    return list(lines.values())
 
 
 def cannot_tell(run: Mapping[str, Any], *, toml: bool = False) -> list[Text]:
