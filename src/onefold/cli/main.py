@@ -290,6 +290,11 @@ def onefold(
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command with these words (None: those of the process), and return its exit code.
+
+    >>> main(["check", "nowhere.jsonl", "--id", "event_id"])
+    2
+    """
     if COMPLETE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined] # it has no __all__
 
