@@ -212,7 +212,7 @@ class Helped(TyperCommand):
             if record is None:
                 continue
             name, usual = re.sub(r"<(?:list\[)?(\w+)(?:\]| range)?>$", r"<\1>", record[0]), "Options"
-            name = name.replace("<str>", "<text>")
+            name = name.replace("<str>", "<text>").replace("<Path>", "<path>")
             if param.param_type_name == "argument":
                 name, usual = re.sub(r"^\w+", lambda match: match[0].upper(), name), "Arguments"
             sections.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append((name, record[1]))

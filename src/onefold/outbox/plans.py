@@ -497,7 +497,7 @@ class Peek(NamedTuple):
 
 
 class Settled(StrEnum):
-    """What came of the transaction that ends a message: done, or its entity was changed meanwhile, or its token is gone."""
+    """What came of the transaction that ends a message: done, or its entity was changed, or its token is gone."""
 
     DONE = "done"
     STALE = "stale"
