@@ -123,10 +123,15 @@ def pipeline() -> str:
         "Schema for an editor. A key that is not known is refused. The environment overrides the file: "
         "`ONEFOLD_JUDGE__FLOOR=first` is `judge.floor`, with two underscores.",
     ]
-    for table, place in schema["properties"].items():
+    tables = list(schema["properties"].items())
+    while tables:
+        table, place = tables.pop(0)
         kind = schema["$defs"][(place.get("$ref") or place["allOf"][0]["$ref"]).rpartition("/")[2]]
         lines += ["", f"## [{table}]", "", kind["description"]]
         for key, value in kind["properties"].items():
+            if "$ref" in value or "allOf" in value:
+                tables.insert(0, (f"{table}.{key}", value))
+                continue
             default = f"default `{json.dumps(value['default'])}`" if "default" in value else "must be given"
             lines += ["", f"### {table}.{key}", "", f"*{form(value)}; {default}*", "", literal(value["description"])]
     return "\n".join(lines)
