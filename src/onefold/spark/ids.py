@@ -100,7 +100,8 @@ def judge_ids(
     the content; a copy with another one is a conflict: rejected, or with ``on_conflict="repeat"`` a copy all the same.
     The rows come out in no particular order.
 
-    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task, which sorts more on disk.
+    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    sorted on disk.
 
     ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
     ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``window``, for how long

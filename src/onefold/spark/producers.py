@@ -363,7 +363,8 @@ def judge_producers(
     one is FIRST. The rows come out in no particular order. ``jump_max``: a sequence that lies more than so much above
     the highest one before it is rejected; None: any is taken.
 
-    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task, which sorts more on disk.
+    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    sorted on disk.
 
     ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
     ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``digests_max``, of how

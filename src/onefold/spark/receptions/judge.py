@@ -98,7 +98,8 @@ def judge_receptions(
     again sooner than this heard one transmission twice. ``strict_adr``: what is expired is new, as in the ADR, also the
     last frame of a device and a join request. The rows come out in no particular order.
 
-    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task, which sorts more on disk.
+    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    sorted on disk.
 
     ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
     ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``late_ms``, how far behind
