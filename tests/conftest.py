@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from tests.lib import examples, shared_servers
 
+collect_ignore = ["lib"]  # no tests, and some of it only starts as a process
 IN_CI = os.environ.get("CI") == "true"
 
 # Tests are many small plans. The JVM's second compiler takes half of the processors for them, and never pays it back.
