@@ -7,10 +7,12 @@ that only appends.
 import os
 import signal
 import sys
+from unittest import mock
 
-from onefold.spark import in_order
+from onefold.spark import sinks
 from onefold.spark import stream as streams
 from onefold.spark.chains import ChainsEngine
+from onefold.spark.files import Place
 from onefold.spark.ids import IdColumns, IdsEngine
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.session import session
@@ -35,7 +37,7 @@ def stream(spark, folder, way):
 
 
 def main(folder, way, moment, at):
-    publish, write_json = streams.publish, in_order.Place.write_json
+    publish, write_json = sinks.publish, Place.write_json
 
     def naive(sink, stream, batch, rows, gaps):
         rows.write.mode("append").parquet(f"{folder}/naive")
@@ -53,9 +55,9 @@ def main(folder, way, moment, at):
             os.kill(os.getpid(), signal.SIGKILL)
         write_json(place, document)
 
-    streams.publish, in_order.Place.write_json = deadly, unfinished  # type: ignore[assignment, method-assign]
-    stream(session("local[2]", memory="1g", config={"spark.sql.shuffle.partitions": "2"}), folder, way)
+    with mock.patch.object(streams, "publish", deadly), mock.patch.object(Place, "write_json", unfinished):
+        stream(session("local[2]", memory="1g", config={"spark.sql.shuffle.partitions": "2"}), folder, way)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

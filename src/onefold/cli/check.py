@@ -218,17 +218,17 @@ def check(
     from onefold.spark.ingest import SourceSpec
     from onefold.spark.session import session
 
-    given = Given(
+    inputs = Given(
         id, key, timestamp, sequence, previous_timestamp, previous_sequence, arrival, floor, producer, order, epoch,
         time, payload, memory, jump_max, gap_count_max,
     )  # fmt: skip
-    engine = given.engine()
+    engine = inputs.engine()
     kind = format_of(path) if format == "auto" else format
     options = reader_options(option)
     try:
         table = refuse_mistakes(path, kind, engine.reads, options, master=master)
     except Misuse as error:
-        if given.is_silent and error.values.get("role") == "key":
+        if inputs.is_silent and error.values.get("role") == "key":
             raise what_names(path, error.values["columns"]) from None
         raise
     with progress(people) as say:

@@ -153,8 +153,8 @@ def refuse_columns(
     places = [refuse_path(table.path, master=master) for table in tables]
     for rows_max in (PEEK_ROWS, None):  # a column may begin further down
         a, b = (
-            None if place is None else peek(place, table.format, key or (), table.options, rows_max)
-            for place, table in zip(places, tables, strict=True)
+            None if local is None else peek(local, table.format, key or (), table.options, rows_max)
+            for local, table in zip(places, tables, strict=True)
         )
         if a is None or b is None:
             return

@@ -91,11 +91,11 @@ def refuse_path(path: str, what: str = "", master: str = "local") -> Path | None
         return None
     if not master.startswith("local") or any(name in os.environ for name in _CLUSTER):
         return None
-    place = local_folder(path)
-    if place is None or place.exists():
-        return place
-    names = [each.name for each in place.parent.iterdir()] if place.parent.is_dir() else []
-    near = next((str(Path(path).with_name(name)) for name in get_close_matches(place.name, names, n=1)), None)
+    local = local_folder(path)
+    if local is None or local.exists():
+        return local
+    names = [each.name for each in local.parent.iterdir()] if local.parent.is_dir() else []
+    near = next((str(Path(path).with_name(name)) for name in get_close_matches(local.name, names, n=1)), None)
     hint = "" if near is None else f", did you mean {near}"
     raise Misuse(f"{what}{': ' if what else ''}there is nothing at {path}{hint}", path=path, wrong=path, right=near)
 
@@ -106,10 +106,10 @@ def are_small(*paths: str) -> bool:
 
     size = 0
     for path in paths:
-        place = local_folder(path)
-        if place is None or not place.exists():
+        local = local_folder(path)
+        if local is None or not local.exists():
             return False
-        for count, file in enumerate(visible(place) if place.is_dir() else [place]):
+        for count, file in enumerate(visible(local) if local.is_dir() else [local]):
             size += file.stat().st_size * (1 if file.suffix in _PLAIN else PACKING)
             if size > SMALL_BYTES or count >= SMALL_FILES:
                 return False
@@ -125,19 +125,19 @@ def refuse_mistakes(
 
     if kind == "table":
         return None
-    place = refuse_path(path, what, master)
+    local = refuse_path(path, what, master)
     if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1)):
         raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}", wrong=kind, right=near[0])
     names = [name for _, name in columns.named]
-    table = None if place is None else peek(place, kind, names, options)
-    if place is None or table is None:
+    table = None if local is None else peek(local, kind, names, options)
+    if local is None or table is None:
         return None
     try:
         _check(table, columns)
     except Misuse:
         if table.complete:
             raise
-        table = peek(place, kind, names, options, rows_max=None)  # a column may begin further down
+        table = peek(local, kind, names, options, rows_max=None)  # a column may begin further down
         if table is not None and table.complete:
             _check(table, columns)
     return table
