@@ -91,14 +91,20 @@ def to_arrow(df: DataFrame) -> pa.Table:
     """All rows, as Arrow's columns."""
     if hasattr(DataFrame, "toArrow"):
         return df.toArrow()
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    schema = to_arrow_schema(df.schema)
+    schema = arrow_schema(df.schema)
     columns = zip(*df.collect(), strict=True)
     cells = list(columns) or [()] * len(schema)
     return pa.Table.from_arrays(
         [pa.array(column, field.type) for column, field in zip(cells, schema, strict=True)], schema=schema
     )
+
+
+def arrow_schema(schema: T.StructType) -> pa.Schema:
+    """The columns as Arrow's, times in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    in_utc: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(schema, **in_utc)
 
 
 def from_arrow(spark: SparkSession, table: pa.Table) -> DataFrame:
