@@ -506,7 +506,6 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(spark, ben
 @pytest.mark.parametrize(
     ("format", "path", "message"),
     [
-        ("parquet", "s3a://bucket/out", "cannot rename a folder in one step"),
         ("delta", "hdfs://127.0.0.1:1/out", "local paths only"),
         ("nonsense", "somewhere", "must be parquet, delta or postgres"),
     ],

@@ -592,6 +592,9 @@ def _files(manifest: ReportPart) -> Iterator[Check]:
     elif manifest["not_counted"]:
         why = manifest["not_counted"].text(LINE_CHARS_MAX)
         yield Check("note", question, f"Not known: rows were not counted independently: {why}.")
+    elif partitions := manifest["partitions"].count():
+        rows = f"{many(manifest['rows'].count(), 'message')} in {many(partitions, 'partition')}"
+        yield Check("ok", "Was every message read?", f"Yes: {rows}, by a count that did not go through the reader.")
     elif manifest["files"].count():
         rows = f"{many(manifest['rows'].count(), 'row')} in {many(manifest['files'].count(), 'file')}"
         yield Check("ok", question, f"Yes: {rows}, by a count that did not go through the reader.")

@@ -87,7 +87,10 @@ def ranges(run: Mapping[str, Any]) -> RenderableType:
     for name in (*keys, "missing after", "up to"):
         rows.add_column(foreign(name), no_wrap=True)
     for row in samples:
-        after = "the beginning" if row[lower[0]] is None else "|".join(str(row[name]) for name in lower)
+        ends = [row[name] for name in lower]
+        if len(upper) < len(lower) and isinstance(ends[0], int):  # a sequence of a counter that restarts, and its time
+            ends = [f"{ends[1]} at {moment(ends[0])}"]
+        after = "the beginning" if ends[0] is None else "|".join(map(str, ends))
         upto = "|".join(str(row[name]) for name in upper)
         rows.add_row(*(foreign(row[key]) for key in keys), foreign(after), foreign(upto))
     more = run["missing_ranges"] - len(samples)

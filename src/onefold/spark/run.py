@@ -125,7 +125,7 @@ def run(
         result, rows, gaps = judged.result, judged.rows, judged.gaps
         extras = engine.extras(rows) if format == "parquet" else {}
         for name, extra in extras.items():
-            extra.write.parquet(str(output.staging / name))
+            (output.staging / name).write(extra)
         others = engine.others(read.opened.rows)
         pictures = None
         if figures is not None:
@@ -215,9 +215,9 @@ class GoingOn:
     before: Sequence[Place]  # what the version before left: its missing ranges; none: it is the first
     published: Place | None  # where all versions lie, if in files
 
-    def listed(self, spark: SparkSession) -> list[DataFrame]:
+    def listed(self) -> list[DataFrame]:
         """What was missing before, if anything was: it names keys that this version has no row of."""
-        return [spark.read.parquet(str(gaps)) for gaps in self.before if gaps.exists()]
+        return [gaps.read() for gaps in self.before if gaps.exists()]
 
     def firsts(self, rows: DataFrame) -> DataFrame:
         """All that counts by now."""
@@ -307,7 +307,7 @@ class TableDraft:
         kept.remove()
         (self.home / "_missing").make()
         (self.place / publish.GAPS).move_to(kept)
-        self.sink.write(self.stream, self.version, self.spark.read.parquet(str(self.place / publish.MESSAGES)), None)
+        self.sink.write(self.stream, self.version, (self.place / publish.MESSAGES).read(), None)
         self.place.remove()
         for name in (self.home / "_missing").names():
             if name < f"{self.version:012}":
@@ -339,6 +339,7 @@ def _judge(
     span = {} if figures is None else Span.firsts(judged, engine.subject(judged))
     rows = publish.stage(judged.transform(books.watch, **span), staging, strategy)
     say("keeping the books")
+    opened = opened.counted((read.reader or passing).rows)
     received = _believed(opened, (read.reader or passing).rows)
     tally = books.tally(received if read.reader is None else passing.rows)
     if tally is None or not tally.balanced:  # what Spark ran twice was seen twice: count again before crying out
@@ -356,7 +357,7 @@ def _judge(
             open_gaps = remembered_gaps(spark, going.memory, going.version.number + 1)
         else:
             open_gaps = noted_gaps(spark, notes.gaps if notes is not None else ())
-        tables = [naming] if going is None else [naming, *going.listed(spark)]
+        tables = [naming] if going is None else [naming, *going.listed()]
         missing = engine.named_gaps(rows, key_names(tables, engine.key, open_gaps).join(open_gaps, [*NAME]))
     watched, ranges, gaps = Passing(called="onefold_gaps"), [], missing
     if engine.knows_gaps or publishes:
@@ -393,7 +394,7 @@ def _believed(opened: OpenSource, read: int) -> int:
     if counted < read <= counted + sum(" has grown " in line for line in opened.changed()):
         return read
     by_file = opened.rows_by_file()  # a stage that Spark ran twice was observed twice: so it is read again
-    rows = [(file, by_file.get(file.metadata_path, 0)) for file in opened.manifest.files]
+    rows = [(file, by_file.get(file.metadata_path, 0)) for file in opened.manifest.parts]
     wrong = [f"{file.shown} holds {file.rows:,} rows, {n:,} were read" for file, n in rows if file.rows != n]
     if wrong:
         more = [f"and {len(wrong) - NAMED_MAX:,} more files"] if len(wrong) > NAMED_MAX else []

@@ -26,6 +26,12 @@ def shown(thing):
     return [line.rstrip() for line in console.export_text().splitlines()]
 
 
+def test_a_range_of_a_counter_that_restarts_says_when_its_lower_end_was():
+    row = {"device": "d", "lower_timestamp": 1_772_352_600_000, "lower_sequence": 2, "upper_sequence": 4}
+    run = {"missing_ranges": 1, "missing_ranges_shown": [row]}
+    assert shown(text.ranges(run))[1] == "d       2 at 2026-03-01 08:10:00.000  4"
+
+
 def test_the_books_show_each_reason_with_its_rule():
     assert shown(text.books(BOOKS)) == [
         "verdict  reason    messages    share  because",

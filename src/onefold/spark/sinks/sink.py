@@ -173,7 +173,9 @@ class Attempt:
         home.make()
         self._word.write_json({"attempt": self.token})
         for name in home.names():
-            if DRAFT.fullmatch(name):
+            if DRAFT.fullmatch(name) and not home.renames:  # file by file; the commit is refused to its owner
+                (home / name).remove()
+            elif DRAFT.fullmatch(name):
                 trash = home / f"trash-{uuid4().hex[:12]}"
                 (home / name).move_to(trash)
                 trash.remove()
