@@ -97,7 +97,7 @@ def _tell(settings: Settings, result: dict[str, Any], *, strict: bool, json: boo
         return False
     tally = Tally.from_dict(result["tally"])
     people.print(text.books(tally, settings.judge.engine))
-    people.print(text.ranges(result))
+    people.print(text.ranges(result, "; all are in gaps/ of the output"))
     people.print(text.banner(tally))
     for line in text.absent(result):
         people.print(line, soft_wrap=True)

@@ -341,7 +341,7 @@ def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str
 
 
 def register_log(spark: SparkSession) -> None:
-    """Make the format ``onefold-log`` known to a session."""
+    """Make the format ``onefold-log``, the log of a topic, known to a session, for tables and streams."""
     try:
         from onefold.spark.log_source import OnefoldLog
     except ImportError as error:
