@@ -14,6 +14,7 @@ Spark.
 
 import json
 import tomllib
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
@@ -32,6 +33,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from onefold.errors import Misuse
+from onefold.stores.addresses import is_far
 
 Name: TypeAlias = Annotated[str, Field(min_length=1)]
 MaybeName: TypeAlias = Annotated[Name | None, BeforeValidator(lambda value: None if value == "none" else value)]
@@ -41,6 +43,7 @@ Names: TypeAlias = Annotated[
     Field(min_length=1),
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
 ]
+Topics: TypeAlias = Annotated[Names | None, BeforeValidator(lambda value: None if value == "none" else value)]
 PREFIX: Final = "ONEFOLD_"
 PROBLEMS_MAX: Final = 5
 """How many problems are told at once: more than a person mends before the next try."""
@@ -100,13 +103,19 @@ class Only:
     engine: str | tuple[str, ...] | None = None
     """One engine, or any of several."""
     shape: str | None = None
+    format: str | None = None
     remembers: str | None = None
     """"yes": a stream, or a run that goes on from a memory."""
+
+    def suits(self, engine: str) -> bool:
+        """Whether pipelines of this engine may have the key."""
+        return self.engine is None or engine in ((self.engine,) if isinstance(self.engine, str) else self.engine)
 
 
 MEMORY_NEEDED: Final = 'source.mode = "stream" or memory.path'
 STREAM: Final = Only(mode="stream")
 BATCH: Final = Only(mode="batch")
+KAFKA: Final = Only(format="kafka")
 REMEMBERS: Final = Only(remembers="yes")
 CHAINS: Final = Only(engine="chains")
 PRODUCERS: Final = Only(engine="producers")
@@ -124,6 +133,22 @@ class Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
 
 
+with warnings.catch_warnings(action="ignore", category=UserWarning):  # of a method that pydantic no longer wants
+
+    class Value(Table):
+        """Of topics of Kafka: what the value of a message is. One that does not fit is rejected, with its text."""
+
+        format: Literal["json", "avro", "text", "bytes"] = "json"
+        """"json": an object, whose keys are columns. "avro": a record, whose fields are columns. "text", "bytes": one
+        column, value."""
+        schema: MaybeName = None  # type: ignore[assignment]
+        """The columns: of JSON in Spark's DDL, such as "event_id string, at timestamp"; other keys are not read. Of
+        Avro its schema. "none": of a batch of JSON, what is there says it."""
+        schema_file: MaybeName = None
+        """In place of the schema: a file that holds it, such as an .avsc. A relative path starts at the folder of this
+        file."""
+
+
 class Source(Table):
     """Where the messages are."""
 
@@ -132,7 +157,20 @@ class Source(Table):
     table: MaybeName = None
     """In place of the path: a table of Spark's catalogue, such as "db.events" or "catalog.db.events"."""
     format: Name = "parquet"
-    """Any format that Spark can read: "parquet", "json", "csv", "orc", ...; "onefold-log" is the log of a topic."""
+    """Any format that Spark can read: "parquet", "json", "csv", "orc", ...; "onefold-log" is the log of a topic;
+    "kafka" are topics of Kafka."""
+    bootstrap_servers: Annotated[MaybeName, KAFKA] = None
+    """Of Kafka, in place of the path: its brokers, such as "host:9092,host2:9092"."""
+    topic: Annotated[Topics, KAFKA] = None
+    """Of Kafka, in place of the path: the topic, or a list of them."""
+    start: Annotated[Name, KAFKA] = "earliest"
+    """Of Kafka: where reading begins: "earliest", "latest", a time such as "2026-01-31T12:00:00" (UTC), or the offset
+    of each partition, as JSON: '{"orders": {"0": 23, "1": -2}}' (-2: earliest, -1: latest). A stream begins there once;
+    then its checkpoint says where to go on."""
+    end: Annotated[Name, KAFKA, BATCH] = "latest"
+    """Of a batch of Kafka: where reading ends, in the same words."""
+    max_offsets_per_trigger: Annotated[int | Literal["off"], WholeOr("off", least=1), KAFKA, STREAM] = "off"
+    """Of a stream of Kafka: how many offsets a micro-batch reads at most."""
     options: Texts = {}
     """Options of Spark's reader for that format, such as { header = true } for CSV."""
     bad_files: Literal["stop", "set_aside"] = "stop"
@@ -148,6 +186,50 @@ class Source(Table):
     trigger: Annotated[Name, STREAM] = "available"
     """Of a stream. "available": all that is there now, then stop. Else how often a batch begins, such as
     "10 seconds"."""
+    value: Annotated[Value, KAFKA] = Value()
+    """Of Kafka: what the value of a message is."""
+
+    @property
+    def reader_options(self) -> dict[str, str]:
+        """The options of the reader; of Kafka also what the keys of this table say."""
+        if self.format != "kafka":
+            return self.options
+        value = {f"value.{key}": text for key, text in self.value.model_dump().items() if text is not None}
+        most = (
+            {}
+            if self.max_offsets_per_trigger == "off"
+            else {"max_offsets_per_trigger": str(self.max_offsets_per_trigger)}
+        )
+        return {**self.options, "start": self.start, "end": self.end, **most, **value}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_topic(cls, data: object) -> object:
+        """Topics are a source whose path is kafka://SERVERS/TOPICS."""
+        if not isinstance(data, dict) or not isinstance(data.get("path", ""), str):
+            return data
+        servers, topics = (None if data.get(key) == "none" else data.get(key) for key in ("bootstrap_servers", "topic"))
+        if data.get("path", "").startswith("kafka://"):
+            data = {"format": "kafka", **data}
+        if servers is None and topics is None:
+            if data.get("format") == "kafka" and "path" not in data:
+                raise PydanticCustomError("topic", 'is "kafka": bootstrap_servers and topic are missing')
+            return data
+        if servers is None or topics is None:
+            raise PydanticCustomError("topic", "bootstrap_servers and topic go together: one is missing")
+        names = [topics] if isinstance(topics, str) else topics
+        if (
+            not isinstance(servers, str)
+            or not isinstance(names, list | tuple)
+            or not all(isinstance(n, str) for n in names)
+        ):
+            return data  # which is told key by key
+        path = f"kafka://{servers}/{','.join(names)}"
+        if data.get("path", path) != path:
+            raise PydanticCustomError(
+                "topic", "bootstrap_servers and topic are given in place of a path: leave that out"
+            )
+        return {**data, "path": path}
 
     @model_validator(mode="before")
     @classmethod
@@ -287,12 +369,28 @@ class Publish(Table):
     strategy: Literal["drop", "mark", "none"] = "drop"
     """What happens to a message that is not a FIRST. "drop": it is kept apart. "mark": it stays, with its verdict.
     "none": it stays, unmarked."""
-    format: Annotated[Literal["parquet", "delta", "postgres"], REMEMBERS] = "parquet"
-    """Of a stream or a memory: "parquet" is folders of files, "delta" a Delta table at the path, "postgres" a table at
-    a URL like postgresql://user@host/database#schema.table. A run without a memory writes parquet."""
+    format: Annotated[Literal["parquet", "delta", "iceberg", "postgres"], REMEMBERS] = "parquet"
+    """Of a stream or a memory: "parquet" is folders of files, "delta" a Delta table at the path, "iceberg" a table of a
+    catalogue: "lake/catalog.db#db.events", where the catalogue is a file, or "prod.db.events" of a catalogue that
+    pyiceberg's own settings name, "postgres" a table at a URL like postgresql://user@host/database#schema.table. A run
+    without a memory writes parquet."""
+    options: Annotated[Texts, REMEMBERS] = {}
+    """Of delta and iceberg: options of the store, or of the catalogue, in the words of deltalake or pyiceberg, such as
+    { "s3.endpoint" = "https://..." }."""
     checkpoint: Annotated[Name, STREAM] = "auto"
     """Of a stream: where Spark keeps how far it has come. It belongs to the output: keep or remove both. "auto": the
     path with ".checkpoint" after it."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the path is one, and not the address of a table."""
+        return self.format in ("parquet", "delta")
+
+    @model_validator(mode="after")
+    def _has_store(self) -> "Publish":
+        if self.options and self.format not in ("delta", "iceberg"):
+            raise PydanticCustomError("options", 'has options, which need format "delta" or "iceberg"')
+        return self
 
 
 class Memory(Table):
@@ -345,6 +443,15 @@ class Settings(Table):
     report: Report = Report()
     spark: Spark = Spark()
 
+    @model_validator(mode="after")
+    def _in_order_of_offsets(self) -> "Settings":
+        """Messages of Kafka are judged as they stand in their partition, unless another order is named."""
+        order = {"chains": ("arrival", "kafka_timestamp")}.get(self.judge.engine, ("order", "kafka_offset"))
+        if self.source.format != "kafka" or self.judge.engine == "lorawan" or order[0] in self.judge.model_fields_set:
+            return self
+        judge = self.judge.model_copy(update={order[0]: order[1]})
+        return self.model_copy(update={"judge": judge})
+
 
 TABLES: Final[Mapping[str, type[Table]]] = {
     name: field.annotation for name, field in Settings.model_fields.items() if isinstance(field.annotation, type)
@@ -370,12 +477,21 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
     for name in ("source", "publish", "memory"):
         table = getattr(settings, name)
         named = {key: getattr(table, key, None) for key in ("path", "checkpoint")}
-        if getattr(table, "format", None) == "table":  # the path is a name
-            named = {}
+        if _is_name(table):
+            named.pop("path")
         paths = {key: value for key, value in named.items() if value not in (None, "auto")}
-        local = {key: value for key, value in paths.items() if "://" not in value and not value.startswith("file:")}
+        local = {key: value for key, value in paths.items() if not is_far(value) and not value.startswith("file:")}
         tables[name] = table.model_copy(update={key: str(path.parent.absolute() / local[key]) for key in local})
+    if (file := settings.source.value.schema_file) is not None:
+        value = settings.source.value.model_copy(update={"schema_file": str(path.parent.absolute() / file)})
+        tables["source"] = tables["source"].model_copy(update={"value": value})
     return settings.model_copy(update=tables)
+
+
+def _is_name(table: Table) -> bool:
+    """Whether the path is the name of a table in a catalogue."""
+    kind = getattr(table, "format", None)
+    return kind == "table" or (kind == "iceberg" and "#" not in table.path and "/" not in table.path)  # type: ignore[attr-defined]
 
 
 def misplaced(settings: Settings) -> Iterator[tuple[tuple[str, str], str]]:
@@ -383,11 +499,12 @@ def misplaced(settings: Settings) -> Iterator[tuple[tuple[str, str], str]]:
     remembers = settings.source.mode == "stream" or settings.memory.path is not None
     kind = {
         "mode": settings.source.mode,
+        "format": settings.source.format,
         "engine": settings.judge.engine,
         "shape": settings.judge.shape if settings.judge.engine == "lorawan" else "flat",  # of others, all are tables
         "remembers": "yes" if remembers else "no",
     }
-    names = {"mode": "source.mode", "engine": "judge.engine", "shape": "judge.shape"}
+    names = {"mode": "source.mode", "format": "source.format", "engine": "judge.engine", "shape": "judge.shape"}
     for table, model in TABLES.items():
         for key, field in model.model_fields.items():
             value = getattr(getattr(settings, table), key)
@@ -441,7 +558,7 @@ def _literal(text: str, annotation: Any) -> Any:
         table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    takes_more = {int, tuple, dict} & {annotation, get_origin(annotation), *get_args(annotation)}
+    takes_more = {int, tuple, dict, Value} & {annotation, get_origin(annotation), *get_args(annotation)}
     return table["value"] if len(table) == 1 and (takes_more or isinstance(table["value"], str)) else text
 
 
@@ -455,7 +572,8 @@ def _problem(detail: ErrorDetails, path: Path, origins: Mapping[tuple[str, ...],
         return f"{name}: is {_shown(detail['input'])}, {OUR_WORDS.get(detail['type'], theirs)}"
     # Of an unknown key or table: the nearest one, the same key elsewhere, or all there are.
     kind = "key" if table else "table"
-    names = list(TABLES[table[0]].model_fields if table else TABLES)
+    model = Value if table == ["source", "value"] else TABLES[table[0]] if table else None
+    names = list(TABLES if model is None else model.model_fields)
     near = get_close_matches(key, names, n=1) or [f"{t}.{key}" for t, m in TABLES.items() if key in m.model_fields]
     hint = f'did you mean "{near[0]}"?' if near else f"the {kind}s are {', '.join(names)}"
     return f"{name}: unknown {kind}, {hint}"

@@ -53,6 +53,18 @@ def test_the_demo_ends_with_balanced_books_and_the_truth_found(tmp_path, onefold
     assert "Nothing lost, nothing counted twice" in report.read_text(encoding="utf-8")
 
 
+def test_check_finds_in_the_file_of_the_lite_demo_what_the_engines_alone_find(tmp_path):
+    demo = onefold("demo", "--lite", "--rows", 10_000, "--out", tmp_path / "demo", "--json", cwd=tmp_path)
+    lite = json.loads(demo.stdout)
+    for engine in ("ids", "producers", "chains"):
+        found = json.loads(
+            onefold("check", lite["file"], *lite[engine]["check"].split(), "--json", cwd=tmp_path).stdout
+        )
+        for verdict in ("in", "first", "repeat", "unsure", "reject"):
+            assert found["tally"][verdict] == lite[engine]["tally"][verdict], (engine, verdict)
+        assert found["missing_ranges"] == lite[engine]["missing_ranges"]
+
+
 def test_run_publishes_and_check_then_finds_the_firsts_clean_of_repeats(traffic, tmp_path):
     pipeline(tmp_path, traffic / "messages")
     done = onefold("run", "pipeline.toml", "--json", cwd=tmp_path)

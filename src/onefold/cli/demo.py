@@ -3,35 +3,55 @@
 First web events that have nothing but an id, as most people's do; then chains of numbered messages, of which it is
 known, too, what is missing. With ``--serve`` a console shows it, and in the end the chains come as a stream, until
 Ctrl-C.
+
+With ``--lite`` neither Spark nor Java is needed: the engines themselves judge one small file three times, by what its
+rows have: an id, a running number, a number and the one before.
 """
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
+from random import Random
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple, TypeAlias
+from uuid import UUID
 
 from typer import Exit, Option
 
+from onefold.chains import ChainDetector
+from onefold.chains import rules as chain_rules
 from onefold.cli.output import emit_json, people
 from onefold.cli.run import execute
 from onefold.cli.stream import stream
 from onefold.errors import Misuse
+from onefold.ids import IdDetector
+from onefold.ids import rules as id_rules
+from onefold.producers import Sequences, records
 from onefold.report import agreement, text
 from onefold.settings import Settings
 from onefold.tally import Tally
+from onefold.verdict import Answer, Verdict
 
 if TYPE_CHECKING:
     from onefold.report.console.app import ConsoleServer
 
 FILES = 40
 """The traffic comes in so many files, one of them a batch: a minute or two to look at."""
-EVENTS, STREAM = "events", "stream"
+EVENTS, STREAM, LITE = "events", "stream", "lite"
+SALES = "sales.jsonl"
+TILLS: Final = 40
+BEGIN_MS: Final = 1_772_352_000_000
+MISSING_SHOWN: Final = 3
 
 _MARK = ".onefold-demo"  # only a folder that holds this is ever cleared
 _OWN: Final = {
@@ -44,8 +64,14 @@ _OWN: Final = {
         r"|batches/\d{12}/(tally\.json|[a-z]+/[._]*(part-|SUCCESS).*)"
     ),
     f"{STREAM}.checkpoint": re.compile(r"\.?(metadata|_onefold)[^/]*|(offsets|commits|state|sources)/.*"),
+    LITE: re.compile(re.escape(SALES)),
 }
 """The files that a demo makes, which the next one clears away; any other one is kept, and named."""
+
+_Line: TypeAlias = dict[str, Any] | None
+"""A line of the file; None: it is no JSON."""
+_Sale: TypeAlias = tuple[str, int]
+"""What a sale is known by in truth: its till, and its number there."""
 
 
 def demo(
@@ -58,14 +84,21 @@ def demo(
     serve: Annotated[
         bool, Option("--serve", help="Show it live in a browser, then the same traffic as a stream, until Ctrl-C.")
     ] = False,
-    json: Annotated[bool, Option("--json", help="Print the figures as JSON on standard output.")] = False,
+    lite: Annotated[
+        bool, Option("--lite", help="In seconds, without Spark and Java: the engines alone, on a small file.")
+    ] = False,
+    as_json: Annotated[bool, Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
-    """Make faulty events and a faulty stream whose truth is known, run a pipeline over each, and compare."""
+    """Make faulty data whose truth is known, clean it, and compare."""
+    if lite:
+        if serve:
+            raise Misuse("--serve has no effect with --lite: there is no stream to watch")
+        return _judge_file(out, rows // 10, seed, as_json)
     from onefold.testing.faults import Faults
     from onefold.testing.traffic import Traffic, make, score, write
 
     started = monotonic()
-    _clear(out)
+    _clear(out, (EVENTS, "traffic", STREAM, f"{STREAM}.checkpoint"))
     console = _open_console(out) if serve else None
     events = _clean_events(out, rows // 10, seed)
     faults = Faults(poisoned=0.05, malformed=0.005)
@@ -92,7 +125,7 @@ def demo(
     people.print("On your own data: [bold]onefold check FILE --id COLUMN[/]")
     if result["report"]:
         people.lines(f"report: {result['report']}")
-    if json:
+    if as_json:
         emit_json({**result, "truth": asdict(mark), "events": events})
     if console is not None:
         _stream_live(out, messages, rules, console)
@@ -155,15 +188,180 @@ def _open_console(out: Path) -> ConsoleServer:
     return console
 
 
-def _clear(out: Path) -> None:
+def _clear(out: Path, names: tuple[str, ...]) -> None:
     if out.exists() and any(out.iterdir()) and not (out / _MARK).exists():
         raise Misuse(f"{out} is not empty and not a demo's folder: choose another with --out", path=str(out))
-    for name, own in _OWN.items():  # the run replaces its own by itself
+    for name in names:  # the run replaces its own by itself
         for path in (out / name).rglob("*"):
             way = path.relative_to(out / name).as_posix()
-            if path.is_file() and own.fullmatch(way) is None:
+            if path.is_file() and _OWN[name].fullmatch(way) is None:
                 raise Misuse(f"{out} holds '{name}/{way}', which no demo made: move it away, or choose another --out")
-    for name in _OWN:
+    for name in names:
         shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
     (out / _MARK).touch()
+
+
+class _Judged(NamedTuple):
+    """What an engine says of the file: an answer for each line, and what it knows to be missing."""
+
+    answers: list[Answer]
+    missing: list[str]
+    """Each range in words."""
+    lost: set[_Sale]
+    """The sales of the truth that are in one of these ranges."""
+    invented: int
+    """Ranges in which nothing was lost."""
+
+
+def _judge_file(out: Path, rows: int, seed: int, as_json: bool) -> None:
+    """One file, judged by each engine that its columns allow, and compared with the truth."""
+    started = monotonic()
+    _clear(out, (LITE,))
+    file = out / LITE / SALES
+    file.parent.mkdir()
+    lost = _make_sales(file, rows, seed)
+    lines = [_read(line) for line in file.read_text().splitlines()]
+    true = {(line["till"], line["n"]) for line in lines if line is not None}
+    people.print(
+        f"The sales of {TILLS} tills: {len(lines):,} lines of JSON, of {len(true):,} sales. A tenth came again, some "
+        f"of them torn or with another amount; a twentieth came late; {len(lost):,} never came."
+    )
+    engines: tuple[tuple[str, str, str, Callable[[list[_Line], dict[_Sale, int]], _Judged]], ...] = (
+        ("An id, and no more", "ids", "--id event_id --payload amount --order arrival", _by_id),
+        ("A source and its running number", "producers", "--key till --sequence n", _by_sequence),
+        ("A time and that of the one before", "chains", "--key till --number ts --previous previous_ts", _by_previous),
+    )
+    figures: dict[str, Any] = {}
+    for place, (columns, engine, options, judge) in enumerate(engines, 1):
+        people.print(f"\n[bold]{place}[/] {columns}: [bold]{engine}[/]")
+        judged = judge(lines, lost)
+        tally = Tally(len(lines), Counter(judged.answers))
+        firsts = Counter(
+            (line["till"], line["n"])
+            for line, answer in zip(lines, judged.answers, strict=True)
+            if line is not None and answer.verdict is Verdict.FIRST
+        )
+        twice, gone = firsts.total() - len(firsts), len(true - firsts.keys())
+        people.print(text.books(tally, engine))
+        people.print(text.banner(tally))
+        people.print(f"  against the truth: counted twice {twice:,}, lost here {gone:,}")
+        if engine == "ids":
+            people.print(f"  of the {len(lost):,} that never came, ids leave no trace: the next engine finds them")
+        else:
+            ranges = text.many(len(judged.missing), "range")
+            people.print(f"  never came: {len(judged.lost):,} of {len(lost):,} found, in {ranges}:")
+            people.lines(*(f"    {words}" for words in judged.missing[:MISSING_SHOWN]), "    ...")
+        figures[engine] = {
+            "tally": tally.to_dict(), "counted_twice": twice, "lost": gone, "missing_ranges": len(judged.missing),
+            "missing_found": len(judged.lost), "missing_invented": judged.invented, "check": options,
+        }  # fmt: skip
+    people.print(f"\nThe file, and the truth compared: {monotonic() - started:.1f} s. Now on Spark, of any size:")
+    if find_spec("pyspark") is None:
+        people.lines("  pip install 'onefold[spark,java]'   (without java, where there is a Java 17 or 21)")
+    people.lines(*(f"  onefold check {shlex.quote(str(file))} {options}" for _, _, options, _ in engines))
+    if as_json:
+        emit_json({"file": str(file), "lines": len(lines), "sales": len(true), "never_came": len(lost), **figures})
+    if any(each["counted_twice"] or each["lost"] or each["missing_invented"] for each in figures.values()) or any(
+        figures[engine]["missing_found"] != len(lost) for engine in ("producers", "chains")
+    ):
+        raise Exit(1)
+
+
+def _make_sales(file: Path, rows: int, seed: int) -> dict[_Sale, int]:
+    """Write about so many lines, in the order of their arrival; the sales that never came, with their times."""
+    rng = Random(seed)
+    arrived: list[tuple[int, str]] = []
+    lost: dict[_Sale, int] = {}
+    count = max(2, round(rows / 1.1 / TILLS))
+    for till in (f"till-{number:02}" for number in range(1, TILLS + 1)):
+        time, previous = BEGIN_MS, None
+        for n in range(count):
+            time += rng.randrange(1, 120_000)
+            row: dict[str, Any] = {
+                "event_id": str(UUID(int=rng.getrandbits(128), version=4)), "till": till, "n": n, "ts": _iso(time),
+                "previous_ts": previous and _iso(previous), "amount": rng.randrange(100, 20_000),
+            }  # fmt: skip
+            previous = time
+            if 0 < n < count - 1 and rng.random() < 0.002:
+                lost[till, n] = time  # not the last one: after it, nothing says that there was one more
+                continue
+            arrival = time + rng.randrange(1, 600_000 if rng.random() < 0.05 else 2_000)
+            arrived.append((arrival, json.dumps({**row, "arrival": _iso(arrival)})))
+            while rng.random() < 0.09:
+                arrival += rng.randrange(1, 600_000)
+                amount = row["amount"] + (rng.random() < 0.01)
+                line = json.dumps({**row, "amount": amount, "arrival": _iso(arrival)})
+                arrived.append((arrival, line if rng.random() > 0.01 else line[: rng.randrange(1, len(line))]))
+    arrived.sort(key=lambda each: each[0])
+    file.write_text("".join(f"{line}\n" for _, line in arrived))
+    return lost
+
+
+def _iso(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _ms(iso: str) -> int:
+    return round(datetime.fromisoformat(iso).timestamp() * 1000)
+
+
+def _read(line: str) -> _Line:
+    try:
+        return dict(json.loads(line))
+    except ValueError:
+        return None
+
+
+def _by_id(lines: list[_Line], lost: dict[_Sale, int]) -> _Judged:
+    ids = IdDetector()
+    answers = [
+        id_rules.MALFORMED if line is None else ids.judge(line["event_id"], content=str(line["amount"]))
+        for line in lines
+    ]
+    return _Judged(answers, [], set(), 0)
+
+
+def _by_sequence(lines: list[_Line], lost: dict[_Sale, int]) -> _Judged:
+    sequences = Sequences(memory="gaps")
+
+    def answers() -> Iterator[Answer]:
+        for line in lines:
+            if line is None:
+                yield records.MALFORMED
+                continue
+            answer = sequences.push(line["till"], line["n"])
+            if answer.verdict is Verdict.FIRST:
+                sequences.persist(line["till"], line["n"])
+            yield Answer(answer.verdict, answer.reason)
+
+    judged = list(answers())
+    ranges = [
+        (till, range(lower + 1, upper + 1))
+        for till, state in sequences.producers.items()
+        for lower, upper in state.gaps()
+    ]
+    words = [f"{till}: {numbers[0]:,}" + f" to {numbers[-1]:,}" * (len(numbers) > 1) for till, numbers in ranges]
+    named = {(till, number) for till, numbers in ranges for number in numbers}
+    return _Judged(judged, words, named & lost.keys(), len(named - lost.keys()))
+
+
+def _by_previous(lines: list[_Line], lost: dict[_Sale, int]) -> _Judged:
+    chains: dict[str, ChainDetector] = {}
+
+    def answers() -> Iterator[Answer]:
+        for line in lines:
+            if line is None:
+                yield chain_rules.MALFORMED
+                continue
+            chain = chains.setdefault(line["till"], ChainDetector(floor="open"))
+            previous = None if line["previous_ts"] is None else (_ms(line["previous_ts"]), 0)
+            yield chain.judge(previous, (_ms(line["ts"]), 0))
+
+    judged = list(answers())
+    ranges = [(till, low[0], high[0]) for till, chain in chains.items() for low, high in chain.missing()]
+    words = [f"{till}: after {text.moment(low)}, up to {text.moment(high)}" for till, low, high in ranges]
+    inside = [
+        {sale for sale, time in lost.items() if sale[0] == till and low <= time <= high} for till, low, high in ranges
+    ]
+    return _Judged(judged, words, set().union(*inside), inside.count(set()))

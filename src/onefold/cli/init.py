@@ -15,7 +15,7 @@ from onefold.cli.mistakes import format_of, refuse_path
 from onefold.cli.options import names_of, refuse
 from onefold.cli.output import AsJson, local_folder, tell
 from onefold.errors import Misuse
-from onefold.settings import TABLES, Settings
+from onefold.settings import TABLES, Only, Settings, Table
 
 SET: Final = {"source.path": "messages", "publish.path": "out", "judge.floor": "open"}
 """What the template sets; all else is in it as a comment."""
@@ -28,15 +28,23 @@ HEAD: Final = """\
 def template(values: Mapping[str, object] = SET) -> str:
     """The commented pipeline.toml that ``onefold init`` writes: every key with its meaning, its default or its value.
 
+    Where ``values`` name an engine, without the keys that only others have.
+
     >>> print("\\n".join(template().splitlines()[-2:]))
     # Any other Spark setting, such as { "spark.sql.session.timeZone" = "UTC" }.
     #config = {}
     """
-    lines = [HEAD]
-    for table, model in TABLES.items():
+    lines, engine, tables = [HEAD], str(values.get("judge.engine", "")), list(TABLES.items())
+    while tables:
+        table, model = tables.pop(0)
         lines += ["", *_comment(model.__doc__ or ""), f"[{table}]"]
         for key, field in model.model_fields.items():
             name = f"{table}.{key}"
+            if isinstance(field.default, Table):  # the last key of its table, and a table itself
+                tables.insert(0, (name, type(field.default)))
+                continue
+            if engine and any(isinstance(mark, Only) and not mark.suits(engine) for mark in field.metadata):
+                continue
             default = "none" if field.default is None else field.default
             line = f"{key} = {json.dumps(values.get(name, default))}"
             lines += ["", *_comment(field.description or ""), line if name in values else f"#{line}"]
@@ -50,14 +58,30 @@ def _comment(text: str) -> list[str]:
 def init(
     path: Annotated[Path, Argument(help="The file to write.")] = Path("pipeline.toml"),
     source: Annotated[str | None, Option(help="A file or folder to read: sets its path and format.")] = None,
-    id: Annotated[str | None, Option(help="Columns of the id, with commas: sets the engine of ids.")] = None,
+    id: Annotated[str | None, Option(metavar="COLUMN,...", help="The id: judged by the engine of ids.")] = None,
+    key: Annotated[
+        str | None, Option(metavar="COLUMN,...", help="The source, such as a device; with --sequence or --number.")
+    ] = None,
+    sequence: Annotated[
+        str | None, Option(metavar="COLUMN", help="The running number of the source: the engine of producers.")
+    ] = None,
+    number: Annotated[
+        str | None, Option(metavar="COLUMN", help="The number of a message, such as its time: the engine of chains.")
+    ] = None,
+    previous: Annotated[
+        str | None, Option(metavar="COLUMN", help="The number of the message before it, of chains.")
+    ] = None,
     force: Annotated[bool, Option("--force", help="Overwrite the file if it is there.")] = False,
     schema: Annotated[bool, Option("--schema", help="Write no file: print the JSON Schema of all keys.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a pipeline.toml with every key, its meaning and its default."""
+    """Write a pipeline.toml with every key, its meaning and its default.
+
+    Columns are named as for `onefold check`; then only the keys of the engine that they choose are in it.
+    """
     if schema:
-        refuse({"--source": source, "--id": id, "--force": force, "--json": as_json}, "has no effect with --schema")
+        columns = {"--id": id, "--key": key, "--sequence": sequence, "--number": number, "--previous": previous}
+        refuse({"--source": source, **columns, "--force": force, "--json": as_json}, "has no effect with --schema")
         print(json.dumps(Settings.model_json_schema(), indent=2))
         return
     values: dict[str, object] = dict(SET)
@@ -65,9 +89,9 @@ def init(
         refuse_path(source)
         local = local_folder(source) is None or Path(source).is_absolute() or path.parent == Path()
         values |= {"source.path": source if local else str(Path(source).absolute()), "source.format": format_of(source)}
-    if id is not None:
+    if judged := _judge(id, key, sequence, number, previous):
         del values["judge.floor"]
-        values |= {"judge.engine": "ids", "judge.id": names_of(id)}
+        values |= {f"judge.{name}": value for name, value in judged.items()}
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
             file.write(template(values))
@@ -75,3 +99,23 @@ def init(
         raise Misuse(f"{path}: exists already; --force overwrites it", path=str(path)) from error
     first = "set source.path in it, then " if source is None else ""
     tell(f"wrote {path}: {first}`onefold run {path}`", {"path": str(path)}, as_json)
+
+
+def _judge(
+    id: str | None, key: str | None, sequence: str | None, number: str | None, previous: str | None
+) -> dict[str, object]:
+    """What [judge] says of these columns; nothing if there are none."""
+    if id is not None:
+        others = {"--key": key, "--sequence": sequence, "--number": number, "--previous": previous}
+        refuse(others, "goes with another engine than --id")
+        return {"engine": "ids", "id": names_of(id)}
+    if number is not None:
+        columns = {"timestamp": number, "sequence": sequence, "previous_timestamp": previous}
+        named = {"key": names_of(key)} if key is not None else {}
+        return {"engine": "chains", **named, **{role: name for role, name in columns.items() if name}, "floor": "open"}
+    refuse({"--previous": previous}, "needs --number")
+    if key is None and sequence is None:
+        return {}
+    if key is None or sequence is None:
+        raise Misuse("--key goes with --sequence (a running number per source) or --number (chains)")
+    return {"engine": "producers", "producer": names_of(key), "sequence": sequence}

@@ -9,11 +9,13 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold.cli.output import local_folder
 from onefold.errors import Misuse
+from onefold.stores.addresses import is_far
 
 if TYPE_CHECKING:
     from onefold.spark.engine import Named
@@ -23,7 +25,20 @@ _FORMATS: Final = {
     ".json": "json", ".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".orc": "orc", ".parquet": "parquet",
 }  # fmt: skip
 _PACKED: Final = (".gz", ".bz2", ".zst")
-_KNOWN: Final = ("parquet", "json", "jsonl", "ndjson", "csv", "orc", "text", "avro", "delta", "iceberg", "onefold-log")
+_KNOWN: Final = (
+    "parquet",
+    "json",
+    "jsonl",
+    "ndjson",
+    "csv",
+    "orc",
+    "text",
+    "avro",
+    "delta",
+    "iceberg",
+    "onefold-log",
+    "kafka",
+)
 SMALL_BYTES: Final = 96 << 20
 """Up to as many of JSON lines, a check was seen to be faster with the JVM's quick compiler alone."""
 PACKING: Final = 8
@@ -66,9 +81,12 @@ def corrected(words: Sequence[str], values: Mapping[str, Any]) -> str | None:
 def format_of(path: str) -> str:
     """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file.
 
-    What is neither, and has a name such as ``db.events``, is a table of the catalogue.
+    What is neither, and has a name such as ``db.events``, is a table of the catalogue; kafka://HOST/TOPIC is a topic.
     """
+    if path.startswith("kafka://"):
+        return "kafka"
     from onefold.spark.ingest import TABLE, is_table_name
+    from onefold.spark.lakes import DELTA, ICEBERG, is_metadata
     from onefold.spark.peek import visible
 
     folder = Path(path)
@@ -76,6 +94,10 @@ def format_of(path: str) -> str:
         return TABLE
     if (folder / "topic.json").is_file():
         return "onefold-log"
+    if (folder / "_delta_log").is_dir():
+        return DELTA
+    if is_metadata(path) or re.search(r"[^/]\.(db|sqlite)#[^/]+$", path):
+        return ICEBERG
     files = visible(folder) if folder.is_dir() else iter([folder])
     endings = (Path(file.stem).suffix if file.suffix in _PACKED else file.suffix for file in files)
     return next((_FORMATS[ending] for ending in endings if ending in _FORMATS), "parquet")
@@ -86,16 +108,15 @@ def refuse_path(path: str, what: str = "", master: str = "local") -> Path | None
 
     ``what``: the setting that names it. ``master``: where Spark runs; its paths may be those of a cluster.
     """
-    is_far = not path.startswith("file:") and re.match("[a-z][a-z0-9+.-]+:/", path, re.I)
-    if is_far or not path or any(sign in path for sign in "*?[{"):
+    if is_far(path) or not path or any(sign in path for sign in "*?[{"):
         return None
     if not master.startswith("local") or any(name in os.environ for name in _CLUSTER):
         return None
-    local = local_folder(path)
-    if local is None or local.exists():
-        return local
-    names = [each.name for each in local.parent.iterdir()] if local.parent.is_dir() else []
-    near = next((str(Path(path).with_name(name)) for name in get_close_matches(local.name, names, n=1)), None)
+    place = local_folder(path)
+    if place is None or place.exists():
+        return place
+    names = [each.name for each in place.parent.iterdir()] if place.parent.is_dir() else []
+    near = next((str(Path(path).with_name(name)) for name in get_close_matches(place.name, names, n=1)), None)
     hint = "" if near is None else f", did you mean {near}"
     raise Misuse(f"{what}{': ' if what else ''}there is nothing at {path}{hint}", path=path, wrong=path, right=near)
 
@@ -106,10 +127,10 @@ def are_small(*paths: str) -> bool:
 
     size = 0
     for path in paths:
-        local = local_folder(path)
-        if local is None or not local.exists():
+        place = local_folder(path)
+        if place is None or not place.exists():
             return False
-        for count, file in enumerate(visible(local) if local.is_dir() else [local]):
+        for count, file in enumerate(visible(place) if place.is_dir() else [place]):
             size += file.stat().st_size * (1 if file.suffix in _PLAIN else PACKING)
             if size > SMALL_BYTES or count >= SMALL_FILES:
                 return False
@@ -121,23 +142,34 @@ def refuse_mistakes(
     master: str = "local",
 ) -> "Peek | None":  # fmt: skip
     """Refuse a path, a format or a column that cannot be, as far as files of this machine tell; what was seen of it."""
-    from onefold.spark.peek import peek
+    from onefold.spark.lakes import PACKAGES, open_snapshot
+    from onefold.spark.peek import Peek, peek
 
     if kind == "table":
         return None
-    local = refuse_path(path, what, master)
+    if kind in PACKAGES:
+        if find_spec(PACKAGES[kind]) is None:  # Spark may have a connector of its own
+            return None
+        _check(Peek(open_snapshot(path, kind, options or {}).schema, {}, complete=True), columns)
+        return None  # its texts were not looked at
+    if kind == "kafka":
+        from onefold.spark.kafka import Topic
+
+        Topic.of(path, options or {}).refuse_absent()
+        return None
+    place = refuse_path(path, what, master)
     if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1)):
         raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}", wrong=kind, right=near[0])
     names = [name for _, name in columns.named]
-    table = None if local is None else peek(local, kind, names, options)
-    if local is None or table is None:
+    table = None if place is None else peek(place, kind, names, options)
+    if place is None or table is None:
         return None
     try:
         _check(table, columns)
     except Misuse:
         if table.complete:
             raise
-        table = peek(local, kind, names, options, rows_max=None)  # a column may begin further down
+        table = peek(place, kind, names, options, rows_max=None)  # a column may begin further down
         if table is not None and table.complete:
             _check(table, columns)
     return table

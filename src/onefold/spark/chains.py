@@ -45,6 +45,8 @@ def judge_chains(
 ) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of chained messages.
 
+        judged = df.transform(judge_chains(ChainColumns(key="device", timestamp="ts", arrival="received")))
+
     ``jump_max_ms``: how far a number's timestamp may lie ahead of its arrival; "auto" is 900 s if there is an arrival
     column. The rows come out in no particular order.
 

@@ -55,6 +55,10 @@ def diff(
 ) -> Diff:  # fmt: skip
     """Compare two tables.
 
+        with diff(a, b, key=["id"]) as found:
+            found.summary.only_a, found.summary.only_b, found.summary.differing
+            found.differing.show()
+
     ``key``: the columns that name a row; None: a row is named by all that it holds, and counted as often as it is
     there, as ``exceptAll`` does. ``columns``: what else must agree; None: every other column, which then both must
     have. ``buckets``: into how many ranges the ids are scattered, a power of two; None: by the size of the tables.

@@ -91,6 +91,9 @@ def judge_ids(
 ) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of rows with an id.
 
+        judged = df.transform(judge_ids("event_id"))
+        judged = stream.transform(judge_ids("event_id", time="ts", window="7 days", memory="memory/events"))
+
     ``id``: the column or columns that copies share, of any type but maps; ``"header.id"`` is a field of a struct, and
     an expression such as ``F.lower("email")`` will do.
     ``order``: of the rows of an id the lowest counts, or with ``keep="last"``, in a table, the highest. ``payload``:

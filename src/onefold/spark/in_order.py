@@ -155,7 +155,7 @@ class HeldRows:
             )
         if not document["rows"]:
             return None, 0
-        read = rows.sparkSession.read.schema(self._schema).parquet(str(self._folder / f"{version:012}"))
+        read = (self._folder / f"{version:012}").read(self._schema)
         return read.toDF(*rows.columns, CODE), int(document["rows"])
 
     def write(self, rows: DataFrame, version: int, keep: int) -> int:
@@ -166,7 +166,8 @@ class HeldRows:
         passing = rows.observe(counter, F.count(F.lit(1)).alias("rows"))
         columns = [F.col(quoted(name)).alias(f"c{i}") for i, (name, _) in enumerate(self._columns)]
         code = (F.col(REASON) - HELD).cast("byte").alias(CODE)
-        passing.select(*columns, code).write.mode("overwrite").parquet(str(folder))
+        folder.remove()
+        folder.write(passing.select(*columns, code))
         count = int(counter.get["rows"])
         if not count:
             folder.remove()

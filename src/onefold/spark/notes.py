@@ -75,8 +75,8 @@ class NoteRules:
 class NoteTaker:
     """Sees the rows of a task go in, and the codes come out."""
 
-    def __init__(self, rules: NoteRules, folder: str, rows_max: int) -> None:
-        self._rules, self._folder, self._rows_max = rules, folder, rows_max
+    def __init__(self, rules: NoteRules, storage: Storage, rows_max: int) -> None:
+        self._rules, self._storage, self._rows_max = rules, storage, rows_max
         self._parts: list[Sequence[Int64s]] = []
         self._rows = 0
 
@@ -101,7 +101,7 @@ class NoteTaker:
 
     def _write(self, gaps: Sequence[Int64s], summary: Mapping[str, Any]) -> None:
         context = TaskContext.get()
-        name, storage = f"{0 if context is None else context.partitionId():05}", Storage(self._folder)
+        name, storage = f"{0 if context is None else context.partitionId():05}", self._storage
         if len(gaps[0]):
             sink = pa.BufferOutputStream()
             pq.write_table(pa.table(dict(zip(GAP_COLUMNS, gaps, strict=False))), sink)

@@ -352,6 +352,8 @@ def judge_producers(
 ) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of numbered messages.
 
+        judged = df.transform(judge_producers(ProducerColumns(producer="device", sequence="n", time="ts")))
+
     ``time``: the column with the time that the producer gave the message, which copies share (``columns.time`` says the
     same): where the sequence falls and the time rises, the counter of the producer restarted, and its epochs are told
     apart. Then gaps are remembered, of all epochs, and neither ``jump_max`` nor an epoch column may be named.

@@ -61,6 +61,8 @@ class Events:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeEvents:
+    """Events as a table, and what is true of each row."""
+
     settings: Events
     messages: pa.Table
     """``event_id ts user status amount ingested_at offset``; times are timestamps, ``offset`` is the row's place."""

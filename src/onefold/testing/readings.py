@@ -69,6 +69,7 @@ def _places(lengths: Ints) -> Ints:
 
 
 def make_readings(readings: Readings) -> Made:
+    """Make readings of devices whose counters restart, with copies and losses; what is true of them is known."""
     rng, faults = np.random.default_rng(readings.seed), readings.faults
     counts = plan(readings.rows, readings.devices, faults)
     lengths = readings._lengths(counts)

