@@ -190,6 +190,8 @@ EXTRAS: Final[Mapping[str, str]] = {
     "redis": "redis",
     "nats": "nats",
     "psycopg": "postgres",
+    "deltalake": "delta",
+    **dict.fromkeys(("pyiceberg", "sqlalchemy"), "iceberg"),
     **dict.fromkeys(("aiomqtt", "paho"), "mqtt"),
     **dict.fromkeys(("starlette", "uvicorn", "websockets", "prometheus_client"), "serve"),
 }

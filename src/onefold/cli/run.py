@@ -125,7 +125,7 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
     from onefold.spark.signature import refuse_overlap
     from onefold.spark.versions import NothingNew
 
-    writes = [] if settings.publish.format == "postgres" else [("publish.path", settings.publish.path)]
+    writes = [("publish.path", settings.publish.path)] if settings.publish.is_folder else []
     writes += [] if settings.memory.path is None else [("memory.path", settings.memory.path)]
     refuse_overlap([("source.path", settings.source.path)], writes)
     page = settings.report.page
@@ -140,6 +140,7 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
                     spark, source, engine, settings.publish.path, strategy=settings.publish.strategy, settings=public,
                     ranges_max=settings.report.ranges_max, figures=None if page == "off" else figures_of(settings),
                     say=begin, memory=memory_of(settings, version), format=settings.publish.format,
+                    options=settings.publish.options,
                 ).to_dict()  # fmt: skip
         except NothingNew as nothing:
             told = {"version": nothing.version, "nothing_new": str(nothing)}

@@ -596,22 +596,22 @@ class NetworkServer:
         routed = route(status, device.strategy, confirmed=confirmed, first_message=fcnt <= FIRST_MESSAGE_MAX)
         if status is SOFT_DUPLICATE or status is DUPLICATE:
             return Judged(answer, status, routed, fcnt, None)
-        known, last = status is RESUBMISSION, heard.fcnt_up
+        is_known, last = status is RESUBMISSION, heard.fcnt_up
         problem, restarted = check(
-            device, heard, fcnt, confirmed=confirmed, known=known, gap_max=self.gap_max,
+            device, heard, fcnt, confirmed=confirmed, known=is_known, gap_max=self.gap_max,
             resubmits_max=self.resubmits_max,
         )  # fmt: skip
         if problem is not None:
-            if not known or answer is COUNTED_BEFORE:
+            if not is_known or answer is COUNTED_BEFORE:
                 self.stations.sightings.forget(key)
             if problem is REPLAYED and answer is COUNTED_BEFORE:
                 problem = COUNTED_BEFORE  # no confirmation explains it, but who sent it again is not known, either
             if problem is OLD_COUNTER and answer is FORGOTTEN:
                 problem = FORGOTTEN  # it may be a copy of what level 1 had to give up: no reason to accuse it
             return Judged(problem, status, NOWHERE, fcnt, None)
-        if not known and restarted:  # level 1 does not know it, and it passed: here the counter knows more
+        if not is_known and restarted:  # level 1 does not know it, and it passed: here the counter knows more
             answer = RESTARTED if answer is NEW_FRAME else FORGOTTEN
-        elif not known:
+        elif not is_known:
             # The last counter once more, after the expiry or a restart of the server: was the first copy counted?
             answer = FORGOTTEN if fcnt == last else NEW_FRAME
         heard.frame = key

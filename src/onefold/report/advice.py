@@ -168,8 +168,8 @@ def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
     conflicts = answers["conflicts"]
     if conflicts["copies"]:
         columns = ", ".join(f"{name} ({count:,})" for name, count in conflicts["columns"].items() if count)
-        said = f"{many(conflicts['copies'], 'copy', 'copies')} with other content than the first, in: {columns}"
-        yield Text(foreign(said, COLUMNS_CHARS_MAX).plain, style="red")
+        text = f"{many(conflicts['copies'], 'copy', 'copies')} with other content than the first, in: {columns}"
+        yield Text(foreign(text, COLUMNS_CHARS_MAX).plain, style="red")
         yield from (foreign(f"  {row_text(row)}", 2 * COLUMNS_CHARS_MAX) for row in conflicts["shown"][:WORST_SHOWN])
 
 
