@@ -107,15 +107,16 @@ def findings(run: Mapping[str, Any]) -> list[str]:
     """What is not as it should be, one line each; nothing if nothing was found."""
     tally = Tally.from_dict(run["tally"])
     files, missing = run.get("manifest", {}), run.get("missing_messages")  # runs of earlier versions kept none
-    counts: Iterable[tuple[int, str]] = (
-        (tally.count(Verdict.REPEAT), "repeated messages"),
-        (tally.count(Verdict.UNSURE), "messages that cannot be known"),
-        (tally.count(Verdict.REJECT), "rejected rows"),
-        (run["missing_ranges"], f"missing ranges of {missing:,} messages" if missing else "missing ranges"),
-        (len(files.get("set_aside", ())), "files that cannot be read"),
-        (len(files.get("changed", ())), "files that changed while they were judged"),
+    lost = f" of {many(missing, 'message')}" if missing else ""
+    counts: Iterable[tuple[int, str, str]] = (
+        (tally.count(Verdict.REPEAT), "repeated message", ""),
+        (tally.count(Verdict.UNSURE), "message", " that cannot be known"),
+        (tally.count(Verdict.REJECT), "rejected row", ""),
+        (run["missing_ranges"], "missing range", lost),
+        (len(files.get("set_aside", ())), "file", " that cannot be read"),
+        (len(files.get("changed", ())), "file", " that changed during the run"),
     )
-    return [f"{count:,} {what}" for count, what in counts if count]
+    return [f"{many(count, what)}{more}" for count, what, more in counts if count]
 
 
 def cannot_tell(run: Mapping[str, Any], *, toml: bool = False) -> list[Text]:
