@@ -20,7 +20,7 @@ Path = Annotated[str, typer.Argument(help="The folder of a memory, or a checkpoi
 
 
 def ls(path: Path, json: AsJson = False) -> None:
-    """Tell what a memory is of, which version it has come to, and how much it holds."""
+    """Show which engine a memory belongs to, its version, and how much it holds."""
     memory, signed = _opened(path)
     buckets = {bucket: memory.runs(bucket) for bucket in memory.buckets_there()}
     lines = [{"bucket": bucket, **_line(runs)} for bucket, runs in buckets.items() if runs]
@@ -80,7 +80,7 @@ def show(
 
 
 def verify(path: Path, json: AsJson = False) -> int:
-    """Read every file of a memory, and tell which are damaged or missing."""
+    """Read every file of a memory, and name those that are damaged or missing."""
     memory, _ = _opened(path)
     files, problems = verify_held(memory.storage)
     for bucket in memory.buckets_there():

@@ -55,9 +55,9 @@ def run(
     A batch run is complete when its folder holds run.json; running again replaces it. It ends with an audit: what can
     now be read there is compared with what was read from the source, and that with a count of its rows that did not go
     through the reader (manifest.jsonl); if they do not agree it is not complete, the rows that are wrong are named, and
-    kept in audit/. Exit 1 if files could not be read and were set aside. With memory.path a run goes on from the last
+    kept in audit/. Exit 1 if files could not be read and were set aside. With memory.path a run continues from the last
     one: it reads the files that came since, and publishes them as the next version. A stream publishes each of its
-    batches once; starting it again goes on where it ended. Ctrl-C and SIGTERM let the batch in hand finish.
+    batches once; starting it again continues where it ended. Ctrl-C and SIGTERM let the current batch finish.
     """
     from onefold.cli.pipeline import refuse_pipeline
 

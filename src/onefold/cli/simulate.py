@@ -53,7 +53,7 @@ def simulate(
     late: Annotated[Share, Option(help="With --ids: share of copies that come more than an hour later.")] = 0.02,
     as_json: AsJson = False,
 ) -> None:
-    """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is so."""
+    """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is true of it."""
     from onefold.testing.traffic import Traffic, make, write
 
     if ids:

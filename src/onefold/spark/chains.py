@@ -50,9 +50,10 @@ def judge_chains(
     ``jump_max_ms``: how far a number's timestamp may lie ahead of its arrival; "auto" is 900 s if there is an arrival
     column. The rows come out in no particular order.
 
-    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
+    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    sorted on disk.
 
-    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
     ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``idle_ms``, after how long
     without a message a chain gives up its gaps; ``state_rows_max``, how many chains a bucket remembers, beyond which
     messages of new chains are UNSURE; ``buckets``, into how many parts the memory is split.

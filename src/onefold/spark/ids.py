@@ -100,9 +100,10 @@ def judge_ids(
     the content; a copy with another one is a conflict: rejected, or with ``on_conflict="repeat"`` a copy all the same.
     The rows come out in no particular order.
 
-    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
+    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    sorted on disk.
 
-    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
     ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``window``, for how long
     ids are remembered ("7 days", or a number of ms; None: for ever), by ``time``, a column that copies share: when the
     event happened. Rows that are older than the window are UNSURE. Without a ``time`` the clock of the batches stands

@@ -363,9 +363,10 @@ def judge_producers(
     one is FIRST. The rows come out in no particular order. ``jump_max``: a sequence that lies more than so much above
     the highest one before it is rejected; None: any is taken.
 
-    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
+    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    sorted on disk.
 
-    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
     ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``digests_max``, of how
     many of a producer's sequences the payload is remembered from batch to batch; ``idle_ms``, after how long without a
     message a producer gives up its gaps; ``state_rows_max``, how many producers a bucket remembers, beyond which

@@ -98,9 +98,10 @@ def judge_receptions(
     again sooner than this heard one transmission twice. ``strict_adr``: what is expired is new, as in the ADR, also the
     last frame of a device and a join request. The rows come out in no particular order.
 
-    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
+    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    sorted on disk.
 
-    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
     ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``late_ms``, how far behind
     the newest a row may be and still be compared with all before it; ``state_rows_max``, how many frames a bucket
     remembers, beyond which new ones are UNSURE; ``buckets``, into how many parts the memory is split.
