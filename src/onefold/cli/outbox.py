@@ -153,9 +153,9 @@ def recover(
         assert stores.queue is not None
         world = World(stores.entities, stores.tokens, stores.queue)
         done = recover_stores(world, wall_ms(), older_than_s, endpoint)
-    left = f"{done.conflicts:,} left to somebody else, {done.swept:,} useless tokens removed"
+    rest = f"{done.conflicts:,} left to somebody else, {done.swept:,} useless tokens removed"
     document = {name: count for name, count in asdict(done).items() if name != "purged"}
-    tell(f"{done.finished:,} finished, {left}", document, as_json)
+    tell(f"{done.finished:,} finished, {rest}", document, as_json)
     return 1 if done.conflicts else 0
 
 

@@ -27,7 +27,6 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onefold.hashed_names import find
 from onefold.ids.rules import ANSWERS, FORGOTTEN, NEW, SEEN, STATE_FULL, TIME_MAX, IdSettings
 
 Int64s: TypeAlias = NDArray[np.int64]
@@ -171,37 +170,6 @@ class Slices(Protocol):
 
     def drop(self, slice_: int) -> None:
         """Forget a slice."""
-
-
-class MemorySlices:
-    """Slices in memory."""
-
-    def __init__(self) -> None:
-        self._slices: dict[int, SliceNames] = {}
-
-    def counts(self) -> dict[int, int]:
-        return {slice_: len(names.key) for slice_, names in self._slices.items()}
-
-    def find(self, slice_: int, key: Int64s, check: Int64s) -> tuple[Bools, Int64s | None]:
-        names = self._slices.get(slice_)
-        if names is None:
-            return np.zeros(len(key), np.bool_), None
-        at = find(names.key, names.check, key, check)
-        return at >= 0, None if names.digest is None else names.digest[at[at >= 0]]
-
-    def keep(self, slice_: int, names: SliceNames) -> None:
-        own = self._slices.get(slice_)
-        if own is not None:
-            key, check = np.concatenate((own.key, names.key)), np.concatenate((own.check, names.check))
-            order = np.lexsort((check, key))
-            digest = None
-            if own.digest is not None and names.digest is not None:
-                digest = np.concatenate((own.digest, names.digest))[order]
-            names = SliceNames(key[order], check[order], digest)
-        self._slices[slice_] = names
-
-    def drop(self, slice_: int) -> None:
-        self._slices.pop(slice_, None)
 
 
 def judge_batch(

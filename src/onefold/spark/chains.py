@@ -220,14 +220,14 @@ def recalled(
     """What a bucket knows of the chains of these rows: as a bank, and as it was kept. `remember` it afterwards."""
     key, check = rows.key, rows.key_check
     first = np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))[: len(key)]
-    known = bucket.find(CHAINS, key[first], check[first])
-    bank = ChainBank(settings) if known is None else ChainBank(settings, **columns_of(known))
+    entries = bucket.find(CHAINS, key[first], check[first])
+    bank = ChainBank(settings) if entries is None else ChainBank(settings, **columns_of(entries))
     _count(bucket.figures, bank, -1)
     if options.state_rows_max is not None:
         bank.chains_max = max(0, options.state_rows_max - bucket.figures["keys"])
     if options.idle_ms is not None:
         bank.give_up(now_ms - options.idle_ms)
-    return bank, known
+    return bank, entries
 
 
 def remember(

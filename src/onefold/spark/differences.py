@@ -106,8 +106,8 @@ def chosen(
                 near = next(iter(get_close_matches(name, df.columns, n=1)), None)
                 close = "" if near is None else f", did you mean {near!r}"
                 there = ", ".join(df.columns)
-                said = f"no column {name!r} in the {which} table{close}: the columns are {there}"
-                raise Misuse(said, column=name, wrong=name, right=near)
+                text = f"no column {name!r} in the {which} table{close}: the columns are {there}"
+                raise Misuse(text, column=name, wrong=name, right=near)
     if not names and not rest:
         raise Misuse("there is no column to compare")
     return names, rest
