@@ -19,6 +19,7 @@ DOCUMENTS = [
     *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "adr"),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")),
 ]
+DECISIONS = sorted((ROOT / "docs" / "adr").glob("*.md"))
 PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
 
 
@@ -71,7 +72,9 @@ def test_documents_and_examples_import_only_what_is_public(path):
     assert not wrong, "list it in the __all__ of a public package, or do without it"
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [*DOCUMENTS, ROOT / "CHANGELOG.md", *DECISIONS], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_links_of_documents_lead_somewhere(path):
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     for link in re.findall(r"\]\((?!https?:|mailto:)([^)\s]+)\)", text):
@@ -84,10 +87,21 @@ def test_links_of_documents_lead_somewhere(path):
 
 
 def test_the_index_of_the_documents_names_each_of_them():
-    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    index, recipes = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("README.md", "recipes.md"))
     for path in (ROOT / "docs").rglob("*.md"):
         if path.parent.name != "adr" and path.name != "README.md":
-            assert f"]({path.relative_to(ROOT / 'docs')}" in index
+            name = path.relative_to(ROOT / "docs")
+            assert f"]({name}" in index or f"]({name})" in recipes
+    for path in DECISIONS:
+        assert path.name == "README.md" or f"]({path.name})" in (path.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_each_figure_of_the_comparison_is_one_of_the_benchmarks():
+    figures = re.compile(r"(?<![\d.,])\d+\.\d+x?|\d{1,3}(?:,\d{3})+")
+    page, benchmarks = (
+        (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("comparison.md", "benchmarks.md")
+    )
+    assert not set(figures.findall(page)) - set(figures.findall(benchmarks)), "take it from docs/benchmarks.md"
 
 
 @pytest.mark.parametrize("path", MOVED)

@@ -1,8 +1,7 @@
-"""The snippets of docs/recipes.md and docs/duplicates-on-spark.md are run as they stand, on data that they speak of."""
+"""The snippets of docs/recipes/, first-stream.md and duplicates-on-spark.md are run as they stand."""
 
 import json
 import os
-import re
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,14 @@ import pytest
 from pyspark.sql import functions as F
 
 from tests.lib.commands import here
+from tests.lib.documents import ROOT, blocks, snippet, walk
 from tests.lib.producer_trials import Server
 
-DOCS = Path(__file__).parents[2] / "docs"
-RECIPES = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (DOCS / "recipes.md").read_text(), re.M | re.S))
-CALLS = (DOCS / "duplicates-on-spark.md").read_text()
+RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
 
 
-def snippet(text: str, kind: str) -> str:
-    (block,) = re.findall(rf"^```{kind}\n(.*?)^```$", text, re.M | re.S)
-    return str(block)
+def recipe(name: str, kind: str) -> str:
+    return snippet(f"docs/recipes/{name}.md", kind)
 
 
 def reasons(judged: Any, *columns: str) -> list[tuple[Any, ...]]:
@@ -51,7 +48,7 @@ def test_recipe_of_a_kafka_topic(spark, tmp_path):
         file.rename(tmp_path / "topic" / f"{n}.parquet")
         os.utime(tmp_path / "topic" / f"{n}.parquet", (1_700_000_000 + n, 1_700_000_000 + n))
     schema = "value binary, partition int, offset long"
-    code = snippet(RECIPES["A Kafka topic with an event id"], "python")
+    code = recipe("kafka-topic", "python")
     code = code.replace('format("kafka")', f'format("parquet").schema("{schema}")').replace("load()", "load(topic)")
     names = run(code, tmp_path, spark=spark, options={"maxFilesPerTrigger": 1}, topic=str(tmp_path / "topic"))
     writer = names["judged"].writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/checkpoint")
@@ -67,13 +64,13 @@ def test_recipe_of_webhooks(spark, tmp_path):
             client = HTTPConnection("127.0.0.1", server.port)
             client.request("POST", "/topics/billing/hooks", body, {"Idempotency-Key": key})
             assert client.getresponse().status == 200
-    names = run(snippet(RECIPES["Webhooks"], "python"), tmp_path, spark=spark)
+    names = run(recipe("webhooks", "python"), tmp_path, spark=spark)
     assert reasons(names["judged"], "producer") == [("k1", "new"), ("k2", "seen"), ("k3", "conflict")]
 
 
 @pytest.mark.usefixtures("spark")
 def test_recipe_of_daily_files_that_overlap(tmp_path):
-    (tmp_path / "pipeline.toml").write_text(snippet(RECIPES["Daily files that overlap"], "toml"))
+    (tmp_path / "pipeline.toml").write_text(recipe("overlapping-files", "toml"))
     (tmp_path / "exports").mkdir()
     for today in range(3):
         days = range(max(0, today - 2), today + 1)
@@ -91,14 +88,51 @@ def test_recipe_of_daily_files_that_overlap(tmp_path):
 def test_recipe_of_a_table_of_changes(spark, tmp_path):
     rows = [(1, 10, "insert"), (1, 30, "update"), (1, 20, "update"), (2, 10, "insert"), (2, 40, "delete")]
     changes = spark.createDataFrame(rows, "order long, changed_at long, op string")
-    names = run(snippet(RECIPES["Changes of a database: keep the last"], "python"), tmp_path, changes=changes)
+    names = run(recipe("changes", "python"), tmp_path, changes=changes)
     assert [tuple(row)[:3] for row in names["current"].collect()] == [(1, 30, "update")]
+
+
+@pytest.mark.usefixtures("spark")
+def test_recipe_of_a_window(tmp_path):
+    assert walk(blocks("docs/recipes/window.md"), tmp_path) == 1
+
+
+@pytest.mark.usefixtures("spark")
+def test_recipe_of_a_sink_that_is_not_complete(tmp_path):
+    assert walk(blocks("docs/recipes/sink-complete.md"), tmp_path) == 2
+
+
+def test_recipe_of_two_databases_that_drifted(spark, tmp_path, capsys):
+    rows = spark.createDataFrame([(1, "paid"), (2, "paid"), (3, "open")], "id long, status string")
+    copy = spark.createDataFrame([(1, "paid"), (2, "open")], "id long, status string")
+    code = recipe("databases", "python").replace("spark.read.jdbc(", "read(")
+    tables = {"ours": rows, "theirs": copy}
+    run(code, tmp_path, read=lambda url, *_, **__: tables[url], url="ours", replica_url="theirs", properties={})
+    assert capsys.readouterr().out.startswith("1 0 1\n")
+
+
+def test_recipe_of_counters(spark, tmp_path):
+    assert walk(blocks("docs/recipes/counters.md"), tmp_path) == 1
+    readings = spark.read.csv(f"{tmp_path}/readings.csv", header=True)
+    missing = run(recipe("counters", "python"), tmp_path, readings=readings)["missing"]
+    assert sorted((row.lower_sequence, row.upper_sequence) for row in missing.collect()) == [(1, 2), (1, 3)]
+
+
+def test_recipe_of_gateways(spark, tmp_path):
+    assert walk(blocks("docs/recipes/gateways.md"), tmp_path) == 1
+    code = recipe("gateways", "python").replace("air/", f"{tmp_path}/air/")
+    assert run(code, tmp_path, spark=spark)["uplinks"].count() == 505 + 15  # with the join requests
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_first_stream_counts_each_event_once_and_explains_it(tmp_path):
+    assert walk(blocks("docs/first-stream.md"), tmp_path) == 2
 
 
 def test_the_same_rows_come_out_as_the_page_says(spark):
     names: dict[str, Any] = {"spark": spark}
     tried = 0
-    for line in snippet(CALLS, "python").splitlines():
+    for line in snippet("docs/duplicates-on-spark.md", "python").splitlines():
         statement, _, comment = line.partition("  # ")
         if not comment:
             exec(statement, names)  # noqa: S102  # our own page

@@ -208,11 +208,11 @@ def check(
       a source and a running number     --key device --sequence n
       a number and the one before it    --key device --number ts --previous prev_ts
 
-    Of ids it says how many copies there are, of which ids, from which files; with --order received_at also how late
-    they come and which window would catch them; with --payload status,amount which contradict.
+    With --id it says how many copies there are, of which ids, from which files; with --order received_at also how late
+    they come and which window would catch them; with --payload status,amount which ones differ from their first.
 
-    What these columns cannot show, such as a loss where no row names the one before, is said, with the option that
-    would show it; then the data set is not called clean.
+    What the named columns cannot show, such as losses where no row names the one before, is said too, with the option
+    that would show it; the data set is then not called clean.
     """
     from onefold.spark import run as jobs
     from onefold.spark.ingest import SourceSpec
@@ -222,8 +222,8 @@ def check(
         id, key, timestamp, sequence, previous_timestamp, previous_sequence, arrival, floor, producer, order, epoch,
         time, payload, memory, jump_max, gap_count_max,
     )  # fmt: skip
-    engine = given.engine()
     kind = format_of(path) if format == "auto" else format
+    engine = given.engine(kind)
     options = reader_options(option)
     try:
         table = refuse_mistakes(path, kind, engine.reads, options, master=master)
@@ -271,8 +271,11 @@ class Given(NamedTuple):
         """Whether nothing says what names a message."""
         return self.id is self.producer is None and self.key == _KEY
 
-    def engine(self) -> "Engine":
-        """The engine that follows from the columns that are named; `Misuse` names an option of another one."""
+    def engine(self, kind: str = "") -> "Engine":
+        """The engine that follows from the columns that are named; `Misuse` names an option of another one.
+
+        ``kind``: the format. Messages of Kafka are judged in the order in which they came, unless another is named.
+        """
         from onefold.spark.chains import ChainsEngine
         from onefold.spark.columns import ChainColumns, ProducerColumns
         from onefold.spark.ids import IdColumns, IdsEngine
@@ -283,6 +286,11 @@ class Given(NamedTuple):
             self.producer,
             _maybe(self.order),
             names_of(_maybe(self.payload) or ""),
+        )
+        came = (
+            {"ids": "kafka_timestamp", "producers": "kafka_offset", "chains": "kafka_timestamp"}
+            if kind == "kafka"
+            else {}
         )
         previous = {"--previous": self.previous_timestamp, "--previous-sequence": self.previous_sequence}
         optional = {**previous, "--arrival": self.arrival}
@@ -304,17 +312,19 @@ class Given(NamedTuple):
             others = {"--key": (key, _KEY), "--sequence": (self.sequence, None), "--producer": (producer, None)}
             bound = {"--gap-count-max": (self.gap_count_max, GAP_COUNT_MAX)}
             refuse_without({**others, **of_chains, **of_producers, **bound}, "no --id")
-            return IdsEngine(columns=IdColumns(id=names_of(self.id), order=order, payload=content))
+            return IdsEngine(columns=IdColumns(id=names_of(self.id), order=order or came.get("ids"), payload=content))
         if producer is None:
             refuse_without({"--order": (self.order, "none"), "--payload": (self.payload, "none")}, "--id or --producer")
             refuse_without(of_producers, "--producer")
             roles = ("sequence", "previous_timestamp", "previous_sequence", "arrival")
             named = {role: _maybe(name) for role in roles if (name := getattr(self, role)) is not None}
+            named = {"arrival": came["chains"], **named} if came else named
             columns = ChainColumns(key=names_of(key), timestamp=self.timestamp, **named)
             return ChainsEngine(columns=columns, floor=self.floor, gap_count_max=self.gap_count_max)
         refuse_without({"--key": (key, _KEY), **of_chains}, "no --producer")
         numbered = ProducerColumns(
-            producer=names_of(producer), sequence=self.sequence or "sequence", order=order, epoch=_maybe(self.epoch),
+            producer=names_of(producer), sequence=self.sequence or "sequence", order=order or came.get("producers"),
+            epoch=_maybe(self.epoch),
             time=_maybe(self.time), payload=content,
         )  # fmt: skip
         bounds = {"gap_count_max": self.gap_count_max, "jump_max": self.jump_max or None}
@@ -330,7 +340,7 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
     for part in advice.copies(result["copies"]) if "copies" in result else ():
         people.print(part, soft_wrap=isinstance(part, Text))
     if result["engine"] != "ids":
-        people.print(text.ranges(result))
+        people.print(text.ranges(result, f"; --ranges {result['missing_ranges']} shows them"))
     people.print(text.banner(tally))
     people.lines(*agreement.files_read(result["manifest"]), *text.absent(result))
     untold = text.cannot_tell(result)

@@ -15,7 +15,7 @@ from onefold.cli.mistakes import format_of, refuse_path
 from onefold.cli.options import names_of, refuse
 from onefold.cli.output import AsJson, local_folder, tell
 from onefold.errors import Misuse
-from onefold.settings import TABLES, Only, Settings
+from onefold.settings import TABLES, Only, Settings, Table
 
 SET: Final = {"source.path": "messages", "publish.path": "out", "judge.floor": "open"}
 """What the template sets; all else is in it as a comment."""
@@ -34,11 +34,15 @@ def template(values: Mapping[str, object] = SET) -> str:
     # Any other Spark setting, such as { "spark.sql.session.timeZone" = "UTC" }.
     #config = {}
     """
-    lines, engine = [HEAD], str(values.get("judge.engine", ""))
-    for table, model in TABLES.items():
+    lines, engine, tables = [HEAD], str(values.get("judge.engine", "")), list(TABLES.items())
+    while tables:
+        table, model = tables.pop(0)
         lines += ["", *_comment(model.__doc__ or ""), f"[{table}]"]
         for key, field in model.model_fields.items():
             name = f"{table}.{key}"
+            if isinstance(field.default, Table):  # the last key of its table, and a table itself
+                tables.insert(0, (name, type(field.default)))
+                continue
             if engine and any(isinstance(mark, Only) and not mark.suits(engine) for mark in field.metadata):
                 continue
             default = "none" if field.default is None else field.default

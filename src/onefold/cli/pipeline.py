@@ -38,7 +38,7 @@ def refuse_pipeline(settings: Settings) -> None:
     if any("defaultFS" in name for name in settings.spark.config):
         return
     with columns_in_toml():
-        refuse_mistakes(source.path, kind, engine.reads, source.options, "source.path", master)
+        refuse_mistakes(source.path, kind, engine.reads, source.reader_options, "source.path", master)
 
 
 def opened(settings: Settings) -> tuple[Any, SourceSpec, Engine]:
@@ -50,7 +50,7 @@ def opened(settings: Settings) -> tuple[Any, SourceSpec, Engine]:
     source = SourceSpec(
         path=settings.source.path,
         format=format_of(settings, engine),
-        options=settings.source.options,
+        options=settings.source.reader_options,
         bad_files=settings.source.bad_files,
         partition_types=settings.source.partition_types,
     )

@@ -120,8 +120,17 @@ def files_read(manifest: Mapping[str, Any]) -> Iterator[Text]:
         yield foreign(f"rows were not counted independently: {manifest['not_counted']}", ROW_CHARS_MAX)
     elif manifest["rows"] is not None:
         apart = [f"{manifest[name]:,} {name} lines" for name in ("blank", "header") if manifest[name]]
-        rows = ", ".join([f"{many(manifest['rows'], 'row')} in {many(manifest['files'], 'file')}", *apart])
+        where = many(manifest["files"], "file")
+        if "offsets" in manifest:
+            where = many(manifest["partitions"], "partition")
+            empty = manifest["offsets"] - manifest["rows"]
+            apart = [f"{many(empty, 'offset')} without a message (compaction, transactions)"] if empty else []
+        rows = ", ".join([f"{many(manifest['rows'], 'row')} in {where}", *apart])
         yield Text(f"counted without the reader: {rows}")
+    if snapshot := manifest.get("snapshot"):
+        yield foreign(
+            f"read: version {snapshot['version']} of {snapshot['table']} ({snapshot['format']})", ROW_CHARS_MAX
+        )
     for file in manifest["set_aside"][:FILES_SHOWN_MAX]:
         line = f"  set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}; its rows are unknown"
         yield Text(foreign(line, FILE_CHARS_MAX).plain, style="yellow")

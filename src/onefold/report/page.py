@@ -605,6 +605,9 @@ def _files(manifest: ReportPart) -> Iterator[Check]:
     elif manifest["not_counted"]:
         why = manifest["not_counted"].text(LINE_CHARS_MAX)
         yield Check("note", question, f"Not known: rows were not counted independently: {why}.")
+    elif partitions := manifest["partitions"].count():
+        rows = f"{many(manifest['rows'].count(), 'message')} in {many(partitions, 'partition')}"
+        yield Check("ok", "Was every message read?", f"Yes: {rows}, by a count that did not go through the reader.")
     elif manifest["files"].count():
         rows = f"{many(manifest['rows'].count(), 'row')} in {many(manifest['files'].count(), 'file')}"
         yield Check("ok", question, f"Yes: {rows}, by a count that did not go through the reader.")
@@ -738,7 +741,10 @@ def digest(text: str) -> str:
 
 
 class RunReport:
-    """What a run left, to look at. Settings that are secrets are hidden in all of its forms."""
+    """What a run left, to look at: in a notebook it shows itself. Settings that are secrets are hidden.
+
+    RunReport.load("out").charts["gap_map"].svg
+    """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self.document: dict[str, Any] = dict(document)

@@ -65,6 +65,13 @@ def valid_utf8(text: Column) -> Column:
     return F.decode(text.cast("binary"), "UTF-8")
 
 
+def is_utf8(value: Column) -> Column:
+    """Whether bytes are text in UTF-8."""
+    if hasattr(F, "is_valid_utf8"):
+        return F.is_valid_utf8(value.cast("string"))
+    return F.encode(F.decode(value, "UTF-8"), "UTF-8") == value
+
+
 def on_thread(spark: SparkSession, look: Callable[[], Any]) -> Callable[[], Any]:
     """A function for another thread, which works in the session of this one."""
     if SPARK >= (4, 0):
@@ -91,9 +98,7 @@ def to_arrow(df: DataFrame) -> pa.Table:
     """All rows, as Arrow's columns."""
     if hasattr(DataFrame, "toArrow"):
         return df.toArrow()
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    schema = to_arrow_schema(df.schema)
+    schema = arrow_schema(df.schema)
     columns = zip(*df.collect(), strict=True)
     cells = list(columns) or [()] * len(schema)
     return pa.Table.from_arrays(
@@ -109,6 +114,14 @@ def from_arrow(spark: SparkSession, table: pa.Table) -> DataFrame:
 
     rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))  # Connect takes no empty table
     return spark.createDataFrame(rows, from_arrow_schema(table.schema))
+
+
+def arrow_schema(schema: T.StructType) -> pa.Schema:
+    """The same columns to Arrow, times in UTC."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(schema, **zone)
 
 
 def kinds(*names: str) -> tuple[type[T.DataType], ...]:

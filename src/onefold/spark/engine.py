@@ -66,7 +66,7 @@ class AnyShape:
         """Any table will do."""
 
 
-SOURCES: Final = ("source", "station", "gateway", "receiver", "relay", "node")
+SOURCES: Final = ("source", "station", "gateway", "receiver", "relay", "node", "kafka_partition")
 """Columns of these names say through whom a copy came, where the engine knows of no such column."""
 FILE: Final = "_of_onefold_file"
 """The column with the file, or the source, through which a row of a check came."""

@@ -1,0 +1,820 @@
+"""Topics of Kafka as a source: which offsets are read, how a value becomes columns, and how many messages there are.
+
+    kafka://host:9092,host2:9092/orders,refunds
+
+Spark's own connector reads them where it is there (`docs/cluster.md` says how to get it), else `kafka_source`, a Python
+data source on librdkafka. Both take the options of Spark's connector and give the same columns.
+
+    offsets     of a table are settled when it is opened: whatever is read again, such as by a retried task, are the
+                same messages. Those of a stream are in its checkpoint. Offsets that are gone end the job
+    a row       has `kafka_topic`, `kafka_partition`, `kafka_offset`, `kafka_timestamp` and `kafka_key`, then the
+                columns of its value
+    a value     that does not fit is a row, without columns, kept whole in ``_corrupt_record``: as text, or in hex with
+                "0x" before it where it is none. So is a message without a value, whose text is empty
+    the count   of a table's messages is that of its offsets, if as many rows came. Where topics are compacted, or
+                written in transactions, some offsets hold no message: another consumer counts them then, without Spark
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from functools import cached_property, partial
+from importlib.util import find_spec
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+import pyspark
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from onefold.errors import Misuse
+from onefold.spark.columns import CORRUPT, TEXT
+from onefold.spark.dialect import SPARK, arrow_schema, is_utf8
+from onefold.spark.files import Manifest, first_line
+from onefold.spark.session import require_libraries
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message
+
+KAFKA: Final = "kafka"
+"""The format, and what Spark calls its own connector."""
+OWN: Final = "onefold-kafka"
+"""What our data source is called; see `kafka_source`."""
+SCHEME: Final = "kafka://"
+VALUE: Final = "value"
+Offsets: TypeAlias = dict[tuple[str, int], int]
+"""By topic and partition."""
+
+ANSWER_S: Final = 10.0
+"""How long a broker may take to answer. (librdkafka gives up a connection after 30 s, a request after 60 s.)"""
+SILENCE_S: Final = 60.0
+"""How long a range may bring no message before its end, while the broker may be choosing another leader."""
+POLL_S: Final = 0.2
+MESSAGES_MAX: Final = 10_000
+MESSAGES_BYTES: Final = 16 << 20
+"""About how much a task holds of what it reads, beside librdkafka's own queue of 64 MB."""
+THREADS_MAX: Final = 8
+EARLIEST, LATEST = -2, -1
+"""What Spark's connector takes for offsets in its JSON."""
+MESSAGE: Final = T.StructType([
+    T.StructField("key", T.BinaryType()), T.StructField(VALUE, T.BinaryType()),
+    T.StructField("topic", T.StringType()), T.StructField("partition", T.IntegerType()),
+    T.StructField("offset", T.LongType()), T.StructField("timestamp", T.TimestampType()),
+])  # fmt: skip
+"""A message, as Spark's connector has it too."""
+TAKEN: Final = {"kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp", "kafka_key", CORRUPT}
+FORMATS: Final = ("json", "avro", "text", "bytes")
+
+_OURS: Final = {
+    "enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True,
+    "auto.offset.reset": "error", "allow.auto.create.topics": False,
+}  # fmt: skip
+"""Properties of which it hangs that no message is skipped, and none is committed."""
+_NAMED: Final = {
+    "subscribe": "topic", "startingoffsets": "start", "startingtimestamp": "start", "endingoffsets": "end",
+    "endingtimestamp": "end", "maxoffsetspertrigger": "max_offsets_per_trigger",
+    "kafka.bootstrap.servers": "bootstrap_servers",
+}  # fmt: skip
+"""Options of Spark's connector that have a name of their own here."""
+_KNOWN: Final = {*_NAMED, "minpartitions", "assign", "startingoffsetsbytimestampstrategy"}
+
+
+class OffsetRange(NamedTuple):
+    """Messages of a partition, from an offset up to one that is no longer meant."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    rows: int | None = None
+    """How many messages there are; None: nobody counted."""
+
+    @property
+    def offsets(self) -> int:
+        return max(0, self.end - self.start)
+
+    @property
+    def shown(self) -> str:
+        return f"partition {self.partition} of {self.topic}, offsets {self.start:,} to {self.end - 1:,},"
+
+    @property
+    def metadata_path(self) -> str:
+        """As `OpenTopic.by_partition` names it."""
+        return f"{self.topic}/{self.partition}"
+
+    def piece(self, start: int, end: int) -> OffsetRange:
+        return self._replace(start=start, end=min(end, self.end))
+
+    def to_dict(self) -> dict[str, Any]:
+        return self._asdict()
+
+
+def offsets_json(offsets: Offsets) -> dict[str, dict[str, int]]:
+    """Offsets as Spark's connector writes them."""
+    document: dict[str, dict[str, int]] = {}
+    for (topic, partition), at in sorted(offsets.items()):
+        document.setdefault(topic, {})[str(partition)] = at
+    return document
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the brokers say of the topics, by librdkafka. Every method raises `OSError` if they do not answer."""
+
+    servers: str
+    topics: tuple[str, ...]
+    start: str = "earliest"
+    """Where reading begins: "earliest", "latest", an ISO time, Unix milliseconds, or JSON as Spark has it."""
+    end: str = "latest"
+    assigned: tuple[tuple[str, int], ...] | None = None
+    """Some of the partitions; None: all."""
+    offsets_max: int | None = None
+    tasks: int | None = None
+    properties: Mapping[str, Any] = field(default_factory=dict, repr=False)  # may hold passwords
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Cluster:
+        """From the options of Spark's connector; `Misuse` names one that is not known here."""
+        given = {name.lower(): value for name, value in options.items()}
+        own = {name: value for name, value in given.items() if not name.startswith("kafka.")}
+        for name, value in own.items():
+            if name not in _KNOWN and (name, value) != ("failondataloss", "true"):
+                raise Misuse(
+                    f"option {name!r} is for Spark's own connector, which is not here; known: kafka.*, minPartitions",
+                    option=name,
+                )
+        properties: dict[str, Any] = {
+            name[len("kafka.") :]: value for name, value in options.items() if name.lower().startswith("kafka.")
+        }
+        for name in _OURS.keys() & properties.keys():
+            raise Misuse(
+                f"option 'kafka.{name}' is not for choice: on it hangs that no message is skipped", option=name
+            )
+        some = json.loads(own["assign"]) if "assign" in own else None
+        topics = tuple(own.get("subscribe", "").split(",")) if some is None else tuple(some)
+        return cls(
+            servers=str(properties.pop("bootstrap.servers", "")),
+            topics=topics,
+            assigned=None if some is None else tuple((topic, number) for topic in topics for number in some[topic]),
+            start=own.get("startingtimestamp") or own.get("startingoffsets", "earliest"),
+            end=own.get("endingtimestamp") or own.get("endingoffsets", "latest"),
+            offsets_max=_count(own, "maxoffsetspertrigger"),
+            tasks=_count(own, "minpartitions"),
+            properties=properties,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:  # to a task: without the connection
+        return {name: value for name, value in self.__dict__.items() if name not in ("_asking", "_troubles")}
+
+    @cached_property
+    def _troubles(self) -> list[str]:
+        """What librdkafka said went wrong, the last thing last."""
+        return []
+
+    def consumer(self) -> Consumer:
+        try:
+            from confluent_kafka import Consumer, KafkaException
+        except ImportError as error:
+            raise Misuse(
+                "confluent-kafka is not installed: pip install 'onefold[kafka]', or give Spark its own connector"
+                f" (--packages {package()})"
+            ) from error
+        quiet = {"group.id": "onefold", "log_level": 0, "error_cb": lambda error: self._troubles.append(error.str())}
+        try:
+            return Consumer({**quiet, **self.properties, **_OURS, "bootstrap.servers": self.servers})
+        except KafkaException as error:
+            raise Misuse(f"{self.shown}: {error.args[0].str().removesuffix('.')}") from error
+
+    @cached_property
+    def _asking(self) -> Consumer:
+        return self.consumer()
+
+    @property
+    def shown(self) -> str:
+        return f"{SCHEME}{self.servers}/{','.join(self.topics)}"
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        from confluent_kafka import KafkaException
+
+        try:
+            return question()
+        except KafkaException as error:
+            self._asking.poll(0)  # for what there is to say of it
+            raise OSError(f"{self.shown}: no broker answers: {self._trouble(error.args[0].str())}") from error
+
+    def _trouble(self, otherwise: str) -> str:
+        """What went wrong, as librdkafka says it; that all brokers are down is what comes of it."""
+        return next((line for line in reversed(self._troubles) if "brokers are down" not in line), otherwise)
+
+    @cached_property
+    def partitions(self) -> list[tuple[str, int]]:
+        """Every partition of the topics; `Misuse` names a topic that is not there."""
+        if self.assigned is not None:
+            return [*self.assigned]
+        every: list[tuple[str, int]] = []
+        for topic in self.topics:
+            metadata = self._ask(partial(self._asking.list_topics, topic, ANSWER_S)).topics[topic]
+            if metadata.error is not None or not metadata.partitions:
+                others = sorted(self._ask(lambda: self._asking.list_topics(timeout=ANSWER_S)).topics)
+                near = next(iter(get_close_matches(topic, others, n=1)), None)
+                why = f": {metadata.error.str()}" if metadata.error else ""
+                hint = f"did you mean {near}" if near else f"there are {', '.join(others[:20]) or 'none'}"
+                raise Misuse(f"{SCHEME}{self.servers}: no topic {topic!r}{why}; {hint}", topic=topic)
+            every += [(topic, number) for number in sorted(metadata.partitions)]
+        return every
+
+    def kept(self) -> dict[tuple[str, int], tuple[int, int]]:
+        """Of each partition the first offset that the broker has, and the one that comes next."""
+        from confluent_kafka import TopicPartition
+
+        def ask(where: tuple[str, int]) -> tuple[int, int]:
+            bounds = self._ask(lambda: self._asking.get_watermark_offsets(TopicPartition(*where), ANSWER_S))
+            if bounds is None:
+                raise OSError(f"{self.shown}: no broker answers within {ANSWER_S:.0f} s")
+            return (int(bounds[0]), int(bounds[1]))
+
+        with ThreadPoolExecutor(THREADS_MAX) as pool:
+            return dict(zip(self.partitions, pool.map(ask, self.partitions), strict=True))
+
+    def starts(self) -> Offsets:
+        return self._settled("start", self.start, self.kept())
+
+    def ends(self) -> Offsets:
+        return self._settled("end", self.end, self.kept())
+
+    def ranges(self) -> list[OffsetRange]:
+        """What a table reads, settled now."""
+        kept = self.kept()
+        starts, ends = self._settled("start", self.start, kept), self._settled("end", self.end, kept)
+        ranges = [OffsetRange(*where, starts[where], ends[where]) for where in kept]
+        for part in ranges:
+            if part.start > part.end:
+                at = f"partition {part.partition} of {part.topic}"
+                raise Misuse(f"{self.shown}: {at} starts at offset {part.start:,} and ends at {part.end:,}")
+        self.check(ranges, kept)
+        return ranges
+
+    def check(
+        self, ranges: Iterable[OffsetRange], kept: Mapping[tuple[str, int], tuple[int, int]] | None = None
+    ) -> None:  # fmt: skip
+        """Raise `OSError` that names the first range of which the broker does not have every offset."""
+        kept = self.kept() if kept is None else kept
+        for part in ranges:
+            low, high = kept.get((part.topic, part.partition), (0, 0))
+            if part.offsets and part.start < low:
+                raise self.gone(part, low)
+            if part.end > high:
+                raise OSError(
+                    f"{self.shown}: partition {part.partition} of {part.topic} ends at offset {high:,}, and is to be"
+                    f" read up to {part.end:,}: was the topic made anew?"
+                )
+
+    def gone(self, part: OffsetRange, low: int) -> OSError:
+        return OSError(
+            f"{self.shown}: offsets {part.start:,} to {min(low, part.end) - 1:,} of partition {part.partition} of"
+            f" {part.topic} are gone: the broker keeps those from {low:,} on, and nothing is skipped in silence"
+        )
+
+    def _settled(self, what: str, text: str, kept: Mapping[tuple[str, int], tuple[int, int]]) -> Offsets:
+        """The offsets that a text means, one for each partition."""
+        if text in ("earliest", "latest"):
+            return {where: bounds[text == "latest"] for where, bounds in kept.items()}
+        if text.lstrip().startswith("{"):
+            named = _named_offsets(what, text)
+            for where in named.keys() ^ kept.keys():
+                have = "is not there" if where in named else "is not named"
+                raise Misuse(
+                    f"{self.shown}: {what}: partition {where[1]} of {where[0]} {have}: all must be", **{what: text}
+                )
+            special = {EARLIEST: 0, LATEST: 1}
+            return {where: kept[where][special[at]] if at in special else at for where, at in named.items()}
+        from confluent_kafka import TopicPartition
+
+        at_ms = milliseconds_of(what, text)
+        wanted = [TopicPartition(*where, at_ms) for where in kept]
+        offsets = self._ask(lambda: self._asking.offsets_for_times(wanted, ANSWER_S))
+        found = {(each.topic, each.partition): int(each.offset) for each in offsets}
+        return {where: at if (at := found[where]) >= 0 else high for where, (_, high) in kept.items()}
+
+    def messages(self, part: OffsetRange) -> Iterator[list[Message]]:
+        """The messages of a range, batch by batch. `OSError` names it if one is gone, or the broker falls silent."""
+        from confluent_kafka import KafkaError, TopicPartition
+
+        consumer = self.consumer()
+        try:
+            consumer.assign([TopicPartition(part.topic, part.partition, part.start)])
+            at, heard, size = part.start, time.monotonic(), MESSAGES_BYTES // MESSAGES_MAX
+            while at < part.end:
+                most = max(1, min(MESSAGES_MAX, MESSAGES_BYTES // size, part.end - at))
+                messages = []
+                for message in consumer.consume(most, POLL_S):
+                    error = message.error()
+                    if error is None:
+                        at = (message.offset() or 0) + 1
+                        messages += [message] if at <= part.end else []
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        at = max(at, message.offset() or 0)  # beyond what is left after compaction and transactions
+                    elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
+                        self.check([part.piece(at, part.end)])
+                        raise OSError(f"{self.shown}: offset {at:,} of {part.topic}[{part.partition}]: {error.str()}")
+                    elif not error.retriable() and error.code() not in (
+                        KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE,
+                    ):  # fmt: skip
+                        raise OSError(f"{self.shown}: partition {part.partition} of {part.topic}: {error.str()}")
+                if messages:
+                    heard, size = time.monotonic(), max(size, *(len(each) for each in messages))
+                    yield messages
+                elif time.monotonic() - heard > SILENCE_S:
+                    why = f": {self._trouble('the partition ends there')}"
+                    raise OSError(
+                        f"{self.shown}: partition {part.partition} of {part.topic} gives nothing from offset {at:,} on,"
+                        f" and is to be read up to {part.end:,}{why}"
+                    )
+        finally:
+            consumer.close()
+
+    def counted(self, ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+        """The ranges with their messages counted, one by one."""
+
+        def count(part: OffsetRange) -> OffsetRange:
+            return part._replace(rows=sum(map(len, self.messages(part))))
+
+        with ThreadPoolExecutor(THREADS_MAX) as pool:
+            return tuple(pool.map(count, ranges))
+
+
+def _count(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
+    if text is None:
+        return None
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) < 2**63:
+        shown = _NAMED.get(name, name)
+        raise Misuse(f"{shown} is {text!r}, must be a whole number of at least 1", **{shown: text})
+    return int(text)
+
+
+def _named_offsets(what: str, text: str) -> Offsets:
+    wrong = Misuse(f'{what} is {text[:80]!r}, must be like {{"topic": {{"0": 23, "1": -2}}}}', **{what: text})
+    try:
+        document = json.loads(text)
+        offsets = {(str(t), int(number)): at for t, parts in document.items() for number, at in parts.items()}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise wrong from error
+    if not all(type(at) is int and at >= EARLIEST for at in offsets.values()):
+        raise wrong
+    return offsets
+
+
+def milliseconds_of(what: str, text: str) -> int:
+    """The Unix time in milliseconds of a text that is that, or an ISO time, in UTC unless it says otherwise.
+
+    >>> milliseconds_of("start", "1970-01-01T00:00:02"), milliseconds_of("start", "1500")
+    (2000, 1500)
+    """
+    if text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        either = '"earliest", "latest", a time such as 2026-01-31T12:00:00, or offsets as JSON'
+        raise Misuse(f"{what} is {text[:80]!r}, must be {either}", **{what: text}) from error
+    return round((at.replace(tzinfo=UTC) if at.tzinfo is None else at).timestamp() * 1_000)
+
+
+def package() -> str:
+    """Spark's own connector, as Maven names it."""
+    return f"org.apache.spark:spark-sql-kafka-0-10_{'2.13' if SPARK >= (4, 0) else '2.12'}:{pyspark.__version__}"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicManifest(Manifest):
+    """The offsets that a table was read from, and the messages at them."""
+
+    ranges: tuple[OffsetRange, ...] = ()
+    topic: str = ""
+
+    @property
+    def rows(self) -> int | None:
+        counts = [part.rows for part in self.ranges]
+        return None if self.why_not or None in counts else sum(counts)  # type: ignore[arg-type]
+
+    @property
+    def parts(self) -> Sequence[OffsetRange]:
+        return self.ranges
+
+    def to_dict(self) -> dict[str, Any]:
+        offsets = {"partitions": len(self.ranges), "offsets": sum(part.offsets for part in self.ranges)}
+        return {**Manifest.to_dict(self), "topic": self.topic, **offsets}
+
+    def lines(self) -> bytes:
+        return "".join(json.dumps(part.to_dict()) + "\n" for part in self.ranges).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Topics as the settings name them: where they are, which offsets, what a value is."""
+
+    servers: str
+    topics: tuple[str, ...]
+    start: str = "earliest"
+    end: str = "latest"
+    offsets_max: str | None = None
+    value: str = "json"
+    schema: str | None = None
+    """The columns: of JSON in Spark's DDL, of Avro its schema in JSON. None, of JSON: what is there says it."""
+    connector: str = "auto"
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """All others, which go to the connector as they are."""
+
+    @classmethod
+    def of(cls, path: str, options: Mapping[str, str]) -> Topic:
+        """From a URL and options by the names that the settings have; `Misuse` names what cannot be."""
+        servers, _, names = path.removeprefix(SCHEME).partition("/")
+        topics = tuple(names.split(","))
+        if (
+            not path.startswith(SCHEME)
+            or not servers
+            or not all(re.fullmatch(r"[\w.-]{1,249}", each) for each in topics)
+        ):
+            raise Misuse(f"{path!r} is no topic, must be like kafka://host:9092/topic", path=path)
+        if "@" in servers:
+            raise Misuse(
+                "a kafka:// address takes no user or password: give kafka.sasl.username and kafka.sasl.password"
+            )
+        rest = dict(options)
+        own = {name: rest.pop(option) for name, option in _TOPIC_OPTIONS.items() if option in rest}
+        for name in rest:
+            if (better := _NAMED.get(name.lower())) is not None:
+                raise Misuse(f"option {name!r} is called {better!r} here", option=name)
+            if name.lower() == "failondataloss" and rest[name].lower() != "true":
+                raise Misuse(
+                    f"option {name!r} is {rest[name]!r}, which skips messages in silence: leave it out", option=name
+                )
+        if (file := rest.pop("value.schema_file", None)) is not None:
+            if "schema" in own:
+                raise Misuse("value.schema and value.schema_file are both given: one of them says what a value is")
+            try:
+                own["schema"] = Path(file).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise Misuse(f"value.schema_file: {file}: {getattr(error, 'strerror', None) or error}") from error
+        topic = cls(servers, topics, **own, options=rest)
+        choices = (("value.format", topic.value, FORMATS), ("connector", topic.connector, ("auto", "spark", "onefold")))
+        for name, word, words in choices:
+            if word not in words:
+                raise Misuse(f"{name} is {word!r}, must be one of {', '.join(words)}", **{name: word})
+        if topic.value == "avro" and topic.schema is None:
+            raise Misuse('value.format is "avro", which needs value.schema or value.schema_file')
+        if topic.value in ("text", "bytes") and topic.schema is not None:
+            raise Misuse(f"value.schema is given, but value.format is {topic.value!r}, which has none")
+        return topic
+
+    @property
+    def shown(self) -> str:
+        return f"{SCHEME}{self.servers}/{','.join(self.topics)}"
+
+    def connector_options(self, ranges: Iterable[OffsetRange] | None = None) -> dict[str, str]:
+        """What the connector is told. ``ranges``: exactly these; None: a stream, or what there is."""
+        own = {"kafka.bootstrap.servers": self.servers}
+        if ranges is None:
+            own |= {"subscribe": ",".join(self.topics), **_bound("start", self.start)}
+            return {**self.options, **own, **_bound("end", self.end)}
+        parts, assigned = list(ranges), dict[str, list[int]]()
+        for part in parts:
+            assigned.setdefault(part.topic, []).append(part.partition)
+        starts = {(part.topic, part.partition): part.start for part in parts}
+        ends = {(part.topic, part.partition): part.end for part in parts}
+        exact = {"assign": assigned, "startingOffsets": offsets_json(starts), "endingOffsets": offsets_json(ends)}
+        return {**self.options, **own, **{name: json.dumps(offsets) for name, offsets in exact.items()}}
+
+    def stream_options(self) -> dict[str, str]:
+        bound = {} if self.offsets_max is None else {"maxOffsetsPerTrigger": self.offsets_max}
+        options = {name: value for name, value in self.connector_options().items() if not name.startswith("ending")}
+        return {**options, **bound}
+
+    def reader(self, spark: SparkSession) -> str:
+        """The connector: Spark's own if it is there, else ours, made known to the session."""
+        if self.connector != "onefold" and has_connector(spark):
+            return KAFKA
+        if self.connector == "spark":
+            raise Misuse(f'connector is "spark", which this session does not have: --packages {package()}')
+        if SPARK < (4, 0):
+            raise Misuse(f"Kafka on Spark {pyspark.__version__} needs Spark's own connector: --packages {package()}")
+        try:
+            from onefold.spark.kafka_source import OnefoldKafka
+        except ImportError as error:
+            raise Misuse(
+                f"Kafka on Spark {pyspark.__version__} needs Spark's own connector: --packages {package()}"
+            ) from error
+        Cluster.of(self.connector_options()).partitions  # noqa: B018  # what is wrong is said before Spark wraps it
+        spark.dataSource.register(OnefoldKafka)
+        return OWN
+
+    def refuse_absent(self) -> None:
+        """Refuse brokers that do not answer and topics that are not there, as far as is known without Spark: its own
+        connector may understand options that librdkafka does not.
+        """
+        if not any(name.lower().startswith("kafka.") for name in self.options) and find_spec("confluent_kafka"):
+            Cluster(self.servers, self.topics).partitions  # noqa: B018
+
+    def table(self, messages: DataFrame, roles: Collection[str], *, stream: bool) -> DataFrame:
+        """The messages with the columns of their values. ``roles``: the columns that name a message."""
+        key, value = F.col("key"), F.col(VALUE)
+        named = {"topic": F.col("topic"), "partition": F.col("partition"), "offset": F.col("offset"),
+                 "timestamp": F.col("timestamp"), "key": readable(key)}  # fmt: skip
+        own = [column.alias(f"kafka_{name}") for name, column in named.items()]
+        if self.value == "bytes":
+            return messages.select(*own, value)
+        if self.value == "text":
+            is_text = value.isNull() | is_utf8(value)
+            return messages.select(
+                *own,
+                F.when(is_text, value.cast("string")).alias(VALUE),
+                F.when(~is_text, readable(value)).alias(CORRUPT),
+            )
+        if self.value == "avro":
+            return self._avro(messages.select(*own, value))
+        return self._json(messages.select(*own, value.cast("string").alias(VALUE)), roles, stream)
+
+    def _json(self, lines: DataFrame, roles: Collection[str], stream: bool) -> DataFrame:
+        from onefold.spark.ingest import JsonTable, survey
+
+        if self.schema is not None:
+            kinds = {each.name: each.dataType for each in _of_ddl(lines.sparkSession, self.schema)}
+            texts = {name for name, kind in kinds.items() if isinstance(kind, TEXT) and name in roles}
+            table = JsonTable({name: (name,) for name in kinds}, kinds, frozenset(texts))
+        elif stream or SPARK < (4, 0):
+            what = "a stream" if stream else f"Spark {pyspark.__version__}"
+            raise Misuse(
+                f'value.schema is missing: {what} must know the columns, such as "event_id string, at timestamp"'
+            )
+        else:
+            table = JsonTable.of(survey(lines, strict=True).keys, roles, {})
+        _refuse_taken(table.types)
+        rows = table.rows(lines, {}, _kept(F.col(VALUE).cast("binary")))
+        own = [name for name in lines.columns if name != VALUE]
+        return rows.select(*own, *(name for name in rows.columns if name not in own))
+
+    def _avro(self, messages: DataFrame) -> DataFrame:
+        require_libraries(messages.sparkSession, ["fastavro"])
+        record = AvroRecord.of(self.schema or "")
+        _refuse_taken(field.name for field in record.kind)
+        own = [field for field in messages.schema if field.name != VALUE]
+        schema = T.StructType([*own, *record.kind, T.StructField(CORRUPT, T.StringType())])
+        return messages.mapInArrow(record.rows, schema)
+
+
+_TOPIC_OPTIONS: Final = {
+    "start": "start", "end": "end", "offsets_max": "max_offsets_per_trigger", "value": "value.format",
+    "schema": "value.schema", "connector": "connector",
+}  # fmt: skip
+
+
+def _bound(what: str, text: str) -> dict[str, str]:
+    """Where a stream starts, or a table ends, as Spark's connector is told."""
+    prefix = "starting" if what == "start" else "ending"
+    if text in ("earliest", "latest") or text.lstrip().startswith("{"):
+        return {f"{prefix}Offsets": text}
+    strategy = {f"{prefix}OffsetsByTimestampStrategy": "latest"} if what == "start" else {}
+    return {f"{prefix}Timestamp": str(milliseconds_of(what, text)), **strategy}
+
+
+def has_connector(spark: SparkSession) -> bool:
+    """Whether Spark's own connector is there. No broker is asked."""
+    reader = spark.read.format(KAFKA).option("kafka.bootstrap.servers", "127.0.0.1:1").option("subscribe", "t")
+    try:
+        return bool(reader.load().schema)
+    except (PySparkException, Py4JJavaError) as error:
+        return re.search("Failed to find data source|DATA_SOURCE_NOT_FOUND|ClassNotFound", first_line(error)) is None
+
+
+def readable(value: Column) -> Column:
+    """Bytes as text, in which no two are the same: as they are, or in hex where they are none, or begin like that."""
+    text = value.cast("string")
+    return F.when(is_utf8(value) & ~text.startswith("0x"), text).otherwise(F.concat(F.lit("0x"), F.hex(value)))
+
+
+def _kept(value: Column) -> Column:
+    """What is kept of a value that does not fit."""
+    return F.coalesce(readable(value), F.lit(""))
+
+
+def _of_ddl(spark: SparkSession, text: str) -> T.StructType:
+    try:
+        return spark.createDataFrame([], text.strip()).schema
+    except (PySparkException, ValueError, TypeError) as error:
+        raise Misuse(
+            f'value.schema is {text[:80]!r}, must be like "event_id string, at timestamp": {first_line(error)}'
+        ) from error
+
+
+def _refuse_taken(names: Iterable[str]) -> None:
+    for name in names:
+        if name.lower() in TAKEN:
+            raise Misuse(f"a value has a column {name!r}, which is what the message's own is called", column=name)
+
+
+class AvroRecord:
+    """The values of a topic in Avro, all of one schema, without a header before them."""
+
+    def __init__(self, schema: Any, kind: T.StructType) -> None:
+        self.schema, self.kind = schema, kind
+
+    @classmethod
+    def of(cls, text: str) -> AvroRecord:
+        try:
+            import fastavro
+        except ImportError as error:
+            raise Misuse("fastavro is not installed: pip install 'onefold[kafka]'") from error
+        try:
+            document = json.loads(text)
+            fastavro.parse_schema(document)
+            kind = _AvroTypes().kind(document, "")
+        except Misuse:
+            raise
+        except Exception as error:  # whatever fastavro makes of what is no schema
+            raise Misuse(f"value.schema is no schema of Avro: {first_line(error)}") from error
+        if not isinstance(kind, T.StructType):
+            raise Misuse(f"value.schema is {kind.simpleString()}, must be a record")
+        return cls(document, kind)
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The messages with their values decoded; runs in a task."""
+        from fastavro import parse_schema, schemaless_reader
+
+        schema, struct = parse_schema(self.schema), pa.struct(list(arrow_schema(self.kind)))
+        nothing: dict[str, Any] = dict.fromkeys(self.kind.names)
+
+        def decoded(value: bytes | None) -> Any:
+            if value is None:
+                return None
+            stream = BytesIO(value)
+            try:
+                record = schemaless_reader(stream, schema, None)
+                return record if stream.tell() == len(value) else None
+            except Exception:  # whatever fastavro says of bytes that do not fit: they are a row all the same
+                return None
+
+        def fits(record: Any) -> bool:
+            try:
+                pa.array([record], struct)
+            except (pa.ArrowException, ValueError, OverflowError, TypeError):
+                return False
+            return True
+
+        for batch in batches:
+            values = batch.column(batch.schema.get_field_index(VALUE)).to_pylist()
+            records = [decoded(value) for value in values]
+            try:
+                columns = pa.array([record or nothing for record in records], struct)
+            except (pa.ArrowException, ValueError, OverflowError, TypeError):
+                records = [record if record is not None and fits(record) else None for record in records]
+                columns = pa.array([record or nothing for record in records], struct)
+            corrupt = [
+                None if record is not None else _as_text(value) for record, value in zip(records, values, strict=True)
+            ]
+            own = [(name, batch.column(i)) for i, name in enumerate(batch.schema.names) if name != VALUE]
+            fields = [(struct.field(i).name, column) for i, column in enumerate(columns.flatten())]
+            named = [*own, *fields, (CORRUPT, pa.array(corrupt, pa.string()))]
+            yield pa.RecordBatch.from_arrays([column for _, column in named], names=[name for name, _ in named])
+
+
+def _as_text(value: bytes | None) -> str:
+    return "" if value is None else f"0x{value.hex().upper()}"
+
+
+_AVRO: Final[Mapping[str, T.DataType]] = {
+    "string": T.StringType(), "bytes": T.BinaryType(), "int": T.IntegerType(), "long": T.LongType(),
+    "float": T.FloatType(), "double": T.DoubleType(), "boolean": T.BooleanType(),
+}  # fmt: skip
+_LOGICAL: Final[Mapping[str, T.DataType]] = {
+    "timestamp-millis": T.TimestampType(), "timestamp-micros": T.TimestampType(), "date": T.DateType(),
+    "local-timestamp-millis": T.TimestampNTZType(), "local-timestamp-micros": T.TimestampNTZType(),
+}  # fmt: skip
+
+
+class _AvroTypes:
+    """The types of Spark for those of a schema of Avro. What has none is `Misuse`; logical types that Spark does not
+    have are taken out of the schema, so that what is below them is read.
+    """
+
+    def __init__(self) -> None:
+        self._named: dict[str, Any] = {}
+        self._open: list[str] = []
+
+    def kind(self, schema: Any, at: str) -> T.DataType:
+        if isinstance(schema, list):
+            members = [each for each in schema if each != "null"]
+            if len(members) != 1:
+                raise Misuse(
+                    f"value.schema: {at or 'the value'} is a union of {len(members)} types, must be of one and null"
+                )
+            return self.kind(members[0], at)
+        if isinstance(schema, str):
+            if schema in _AVRO:
+                return _AVRO[schema]
+            if schema not in self._named:
+                raise Misuse(f"value.schema: {at or 'the value'} is {schema!r}, which is no type here")
+            return self.kind(self._named[schema], at)
+        name, logical = schema["type"], schema.get("logicalType")
+        if isinstance(name, dict | list):
+            return self.kind(name, at)
+        if logical == "decimal" and 1 <= schema.get("precision", 0) <= 38:
+            return T.DecimalType(schema["precision"], schema.get("scale", 0))
+        if logical in _LOGICAL and name in ("int", "long"):
+            return _LOGICAL[logical]
+        if logical is not None:
+            del schema["logicalType"]
+        if "name" in schema:
+            for alias in (schema["name"], f"{schema.get('namespace', '')}.{schema['name']}".lstrip(".")):
+                self._named[alias] = schema
+        if name in ("enum", "fixed"):
+            return T.StringType() if name == "enum" else T.BinaryType()
+        if name == "array":
+            if _least(schema["items"], self._named) == 0:
+                raise Misuse(f"value.schema: {at}: items of no bytes could be any number")
+            return T.ArrayType(self.kind(schema["items"], f"{at}[]"))
+        if name == "map":
+            return T.MapType(T.StringType(), self.kind(schema["values"], f"{at}{{}}"))
+        if name in ("record", "error"):
+            if schema["name"] in self._open:
+                raise Misuse(f"value.schema: {at}: {schema['name']} holds itself, which no column can")
+            self._open.append(schema["name"])
+            fields = [
+                T.StructField(each["name"], self.kind(each["type"], f"{at}.{each['name']}".lstrip(".")))
+                for each in schema["fields"]
+            ]
+            self._open.pop()
+            return T.StructType(fields)
+        return self.kind(name, at)
+
+
+def _least(schema: Any, named: Mapping[str, Any]) -> int:
+    """How many bytes a value has at least; 0: none."""
+    if isinstance(schema, dict) and schema.get("type") in ("record", "error"):
+        return sum(_least(each["type"], named) for each in schema["fields"])
+    if isinstance(schema, dict) and schema.get("type") == "fixed":
+        return int(schema["size"])
+    if isinstance(schema, dict):
+        return _least(schema["type"], named)
+    return 0 if schema == "null" else _least(named[schema], named) if isinstance(schema, str) and schema in named else 1
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTopic:
+    """A topic as a table, and its messages counted once it is known how many rows came."""
+
+    rows: DataFrame
+    manifest: TopicManifest
+    count: Callable[[int], TopicManifest]
+
+    def by_partition(self) -> dict[str, int]:
+        """How many rows the reader gives of each partition, by another pass."""
+        counts = self.rows.groupBy("kafka_topic", "kafka_partition").count().collect()
+        return {f"{topic}/{partition}": int(rows) for topic, partition, rows in counts}
+
+
+def open_table(spark: SparkSession, path: str, options: Mapping[str, str], roles: Collection[str]) -> OpenTopic:
+    """The messages that there are now, or that the settings name. ``roles``: the columns that name a message."""
+    topic = Topic.of(path, options)
+    kind = topic.reader(spark)
+    if kind == OWN:
+        ranges = Cluster.of(topic.connector_options()).ranges()
+    else:  # what the connector takes for "latest" differs from pass to pass
+        ends = spark.read.format(kind).options(**topic.connector_options()).load().groupBy("topic", "partition")
+        bounds = ends.agg(F.min("offset"), F.max("offset")).sort("topic", "partition").collect()
+        ranges = [OffsetRange(name, number, low, high + 1) for name, number, low, high in bounds]
+    reader = spark.read.format(kind).options(**topic.connector_options(ranges))
+    messages = reader.load() if any(part.offsets for part in ranges) else spark.createDataFrame([], MESSAGE)
+    manifest = TopicManifest(ranges=tuple(ranges), topic=topic.shown)
+
+    def count(read: int) -> TopicManifest:
+        if read == sum(part.offsets for part in ranges):
+            return replace(manifest, ranges=tuple(part._replace(rows=part.offsets) for part in ranges))
+        try:
+            return replace(manifest, ranges=Cluster.of(topic.connector_options(ranges)).counted(ranges))
+        except (Misuse, OSError) as error:
+            if kind == OWN:
+                raise
+            why = f"some offsets hold no message, and Spark's connector alone reads the topic here ({error})"
+            return replace(manifest, why_not=why)
+
+    return OpenTopic(topic.table(messages, roles, stream=False), manifest, count)
+
+
+def open_stream(spark: SparkSession, path: str, options: Mapping[str, str], roles: Collection[str]) -> DataFrame:
+    """The messages that there are and that come."""
+    topic = Topic.of(path, options)
+    kind = topic.reader(spark)
+    return topic.table(spark.readStream.format(kind).options(**topic.stream_options()).load(), roles, stream=True)

@@ -1,0 +1,131 @@
+"""``format("onefold-kafka")``: topics of Kafka as a table or a stream, where Spark's own connector is not there.
+
+It has the columns of Spark's connector and takes the same options, as far as it knows them: ``kafka.*`` (properties of
+librdkafka), ``subscribe``, ``startingOffsets``, ``endingOffsets``, ``startingTimestamp``, ``endingTimestamp``,
+``maxOffsetsPerTrigger`` and ``minPartitions``. The offsets of a stream are written as Spark's connector writes them.
+
+A task reads a range of offsets of one partition with a consumer of its own, which commits nothing: who asks for the
+same range gets the same messages, or an error if the broker no longer has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import types as T
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from onefold.spark.dialect import arrow_schema
+from onefold.spark.kafka import MESSAGE, OWN, Cluster, OffsetRange, Offsets, offsets_json
+
+TASKS: Final = 64
+"""How many ranges a table is cut into, at most, unless ``minPartitions`` asks for more."""
+RANGE_OFFSETS_MIN: Final = 50_000
+"""A range of fewer offsets is not cut: the connection of its task would cost more than its messages."""
+
+
+class OnefoldKafka(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return OWN
+
+    def schema(self) -> T.StructType:
+        return MESSAGE
+
+    def reader(self, schema: T.StructType) -> KafkaTableReader:
+        return KafkaTableReader(self.options)
+
+    def streamReader(self, schema: T.StructType) -> KafkaStreamReader:
+        return KafkaStreamReader(self.options)
+
+
+class _KafkaReader:
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._cluster = Cluster.of(options)
+
+    def cut(self, ranges: Sequence[OffsetRange]) -> list[InputPartition]:
+        offsets = sum(part.offsets for part in ranges)
+        size = max(RANGE_OFFSETS_MIN, -(-offsets // TASKS))
+        if self._cluster.tasks is not None:
+            size = min(size, max(1, -(-offsets // self._cluster.tasks)))
+        pieces = [part.piece(at, at + size) for part in ranges for at in range(part.start, part.end, size)]
+        return [InputPartition(tuple(piece)) for piece in pieces]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if partition.value is None:  # Spark's own, where there is nothing to read
+            return
+        schema, part = arrow_schema(MESSAGE), OffsetRange(*partition.value)
+        for messages in self._cluster.messages(part):
+            columns = [
+                [message.key() for message in messages],
+                [message.value() for message in messages],
+                [part.topic] * len(messages),
+                [part.partition] * len(messages),
+                [message.offset() for message in messages],
+                [None if (at := message.timestamp())[0] == 0 else at[1] * 1_000 for message in messages],
+            ]
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class KafkaTableReader(_KafkaReader, DataSourceReader):
+    def partitions(self) -> Sequence[InputPartition]:
+        return self.cut(self._cluster.ranges())
+
+
+class KafkaStreamReader(_KafkaReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    _until: Offsets | None = None
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:
+        return offsets_json(self._cluster.starts())
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._until = self._cluster.ends()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._cluster.offsets_max
+        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+
+    def latestOffset(self, start: dict[str, dict[str, int]], limit: ReadLimit) -> dict[str, dict[str, int]]:
+        begin, until = _offsets(start), self._cluster.ends() if self._until is None else self._until
+        ends = {**begin, **{where: max(end, begin.get(where, 0)) for where, end in until.items()}}
+        if isinstance(limit, ReadMaxRows):
+            ends = shared_out({where: (begin.get(where, 0), end) for where, end in ends.items()}, limit.max_rows)
+        return offsets_json(ends)
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]]:
+        return offsets_json(self._cluster.ends())
+
+    def partitions(
+        self, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]
+    ) -> Sequence[InputPartition]:  # fmt: skip
+        begin = _offsets(start)  # a partition that is new since then is read from its first message
+        ranges = [OffsetRange(*where, begin.get(where, 0), at) for where, at in _offsets(end).items()]
+        self._cluster.check([part for part in ranges if part.offsets])
+        return self.cut(ranges)
+
+
+def _offsets(document: Mapping[str, Mapping[str, int]]) -> Offsets:
+    return {(topic, int(number)): at for topic, parts in document.items() for number, at in parts.items()}
+
+
+def shared_out(ranges: Mapping[tuple[str, int], tuple[int, int]], most: int) -> Offsets:
+    """Where each partition ends in a batch of this many offsets: each has its share of what is there to read.
+
+    >>> shared_out({("t", 0): (0, 90), ("t", 1): (5, 15), ("t", 2): (7, 7)}, 10)
+    {('t', 0): 9, ('t', 1): 6, ('t', 2): 7}
+    >>> shared_out({("t", 0): (0, 2), ("t", 1): (0, 2)}, 1)
+    {('t', 0): 1, ('t', 1): 0}
+    """
+    waiting = {where: end - start for where, (start, end) in ranges.items()}
+    total = sum(waiting.values())
+    if total <= most:
+        return {where: end for where, (_, end) in ranges.items()}
+    shares = {where: most * offsets // total for where, offsets in waiting.items()}
+    rest = most - sum(shares.values())
+    for where in sorted(waiting, key=lambda each: shares[each] - waiting[each])[:rest]:
+        shares[where] += 1
+    return {where: start + shares[where] for where, (start, _) in ranges.items()}
