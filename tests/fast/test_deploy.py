@@ -66,8 +66,8 @@ def test_the_pipeline_is_one_that_run_takes():
 def test_the_dockerfile_names_extras_and_files_that_are_there():
     text = (DEPLOY / "Dockerfile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = re.search(r"EXTRAS=(\S+)", text)[1].split(",")
-    assert set(extras) <= set(project["optional-dependencies"])
+    (extras,) = re.findall(r"EXTRAS=(\S+)", text)
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
     for copied in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
         assert all((ROOT / name).exists() for name in copied.split())
     assert {project["readme"], *project["license-files"]} <= set(text.split())
