@@ -45,7 +45,7 @@ M = TypeVar("M")
 
 
 class Released(NamedTuple, Generic[M]):
-    """The next message in order: act on it."""
+    """The next message in order: act on it. ``at_ms``: when, by the times that the chain is given."""
 
     at_ms: int
     number: Number
@@ -83,6 +83,7 @@ class GapResolved(NamedTuple):
 
 
 Event: TypeAlias = Released[M] | GapFound | Resend | Unfillable | GapResolved
+"""What an `OrderedChain` tells as it goes: a message to act on, a gap, what to ask for again, what was given up."""
 
 
 class Step(NamedTuple, Generic[M]):
@@ -400,6 +401,7 @@ class OrderedChain(Generic[M]):
 
     @property
     def state(self) -> OrderedState:
+        """What was released, what is held and what is missing, as one value; `snapshot` is the same as bytes."""
         messages = [(number, *self._held[number]) for number in self._numbers]
         return OrderedState(
             self.settings, self._floor, self._last, self.forgotten, self.given_up(), messages, self._gap

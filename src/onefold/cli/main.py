@@ -190,6 +190,8 @@ EXTRAS: Final[Mapping[str, str]] = {
     "redis": "redis",
     "nats": "nats",
     "psycopg": "postgres",
+    "deltalake": "delta",
+    **dict.fromkeys(("pyiceberg", "sqlalchemy"), "iceberg"),
     **dict.fromkeys(("aiomqtt", "paho"), "mqtt"),
     **dict.fromkeys(("starlette", "uvicorn", "websockets", "prometheus_client"), "serve"),
 }
@@ -215,7 +217,7 @@ class Helped(TyperCommand):
             if record is None:
                 continue
             name, usual = re.sub(r"<(?:list\[)?(\w+)(?:\]| range)?>$", r"<\1>", record[0]), "Options"
-            name = name.replace("<str>", "<text>")
+            name = name.replace("<str>", "<text>").replace("<Path>", "<path>")
             if param.param_type_name == "argument":
                 name, usual = re.sub(r"^\w+", lambda match: match[0].upper(), name), "Arguments"
             sections.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append((name, record[1]))
@@ -293,6 +295,11 @@ def onefold(
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command with these words (None: those of the process), and return its exit code.
+
+    >>> main(["check", "nowhere.jsonl", "--id", "event_id"])
+    2
+    """
     if COMPLETE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined] # it has no __all__
 

@@ -9,6 +9,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -85,6 +86,7 @@ def format_of(path: str) -> str:
     if path.startswith("kafka://"):
         return "kafka"
     from onefold.spark.ingest import TABLE, is_table_name
+    from onefold.spark.lakes import DELTA, ICEBERG, is_metadata
     from onefold.spark.peek import visible
 
     folder = Path(path)
@@ -92,6 +94,10 @@ def format_of(path: str) -> str:
         return TABLE
     if (folder / "topic.json").is_file():
         return "onefold-log"
+    if (folder / "_delta_log").is_dir():
+        return DELTA
+    if is_metadata(path) or re.search(r"[^/]\.(db|sqlite)#[^/]+$", path):
+        return ICEBERG
     files = visible(folder) if folder.is_dir() else iter([folder])
     endings = (Path(file.stem).suffix if file.suffix in _PACKED else file.suffix for file in files)
     return next((_FORMATS[ending] for ending in endings if ending in _FORMATS), "parquet")
@@ -136,10 +142,16 @@ def refuse_mistakes(
     master: str = "local",
 ) -> "Peek | None":  # fmt: skip
     """Refuse a path, a format or a column that cannot be, as far as files of this machine tell; what was seen of it."""
-    from onefold.spark.peek import peek
+    from onefold.spark.lakes import PACKAGES, open_snapshot
+    from onefold.spark.peek import Peek, peek
 
     if kind == "table":
         return None
+    if kind in PACKAGES:
+        if find_spec(PACKAGES[kind]) is None:  # Spark may have a connector of its own
+            return None
+        _check(Peek(open_snapshot(path, kind, options or {}).schema, {}, complete=True), columns)
+        return None  # its texts were not looked at
     if kind == "kafka":
         from onefold.spark.kafka import Topic
 
@@ -148,6 +160,8 @@ def refuse_mistakes(
     place = refuse_path(path, what, master)
     if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1)):
         raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}", wrong=kind, right=near[0])
+    if kind == "parquet" and place is not None and place.is_file() and (other := format_of(path)) != kind:
+        raise Misuse(f'{what}{": " if what else ""}{path} is a file of {other}: format = "{other}"', path=path)
     names = [name for _, name in columns.named]
     table = None if place is None else peek(place, kind, names, options)
     if place is None or table is None:

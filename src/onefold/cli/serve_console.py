@@ -28,7 +28,7 @@ def console(
     run: Annotated[list[Path] | None, Option(metavar="DIR", help="Folder of a run or stream; may be repeated.")] = None,
     server: Annotated[
         list[str] | None,
-        Option(metavar="URL", help="A server, or a stream with --metrics: http://127.0.0.1:7654; again."),
+        Option(metavar="URL", help="A server, or a stream with --metrics: http://127.0.0.1:7654; may be repeated."),
     ] = None,
     server_token_file: Annotated[Path | None, Option(help="A file with the token that these servers want.")] = None,
     host: Host = "127.0.0.1",

@@ -36,6 +36,7 @@ Ints: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 
 INFINITY: Final = 2**64 - 1
+"""The timestamp of the bound above all records; those of records are below it."""
 ID_SIZES: Final = range(8, 33)  # as the source document has it; shorter ones collide too soon
 BIG: Final = np.dtype(">u8")
 LITTLE: Final = np.dtype("<u8")
@@ -557,6 +558,7 @@ class ItemSet:
             self.add_many([timestamp], [id])
 
     def add_many(self, timestamps: ArrayLike, ids: Rows | Sequence[bytes]) -> None:
+        """Add many records at once: their timestamps, and their ids in the same order."""
         stamps, rows = self._parsed(timestamps, ids)
         if self._index is None:
             self._waiting.append((stamps, rows))
@@ -571,6 +573,7 @@ class ItemSet:
         self.remove_many([timestamp], [id])
 
     def remove_many(self, timestamps: ArrayLike, ids: Rows | Sequence[bytes]) -> None:
+        """Remove many records at once; all of them must be there."""
         index = self.snapshot()
         records = _checked(*self._parsed(timestamps, ids), self.id_size)
         if not (present := index.holds(records.timestamps, records.ids)).all():

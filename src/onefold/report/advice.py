@@ -147,9 +147,11 @@ def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
         return
     worst = answers["worst"]
     yield Text(f"{many(answers['copies'], 'copy', 'copies')} of {many(answers['ids'], 'id')}", style="bold")
-    if worst[0]["copies"] > 1:
-        named = [f"{row_text(each['id'])}: {each['copies']:,}" for each in worst[:WORST_SHOWN]]
-        yield foreign(f"most copies: {'; '.join(named)}", COLUMNS_CHARS_MAX)
+    named = [f"{row_text(each['id'])}: {each['copies']:,}" for each in worst[:WORST_SHOWN] if each["copies"] > 1]
+    what = "most copies" if named else "ids with copies"
+    named = named or [row_text(each["id"]) for each in worst[:WORST_SHOWN]]
+    more = "; ... (onefold run keeps all copies, in repeats/)" if answers["ids"] > len(named) else ""
+    yield foreign(f"{what}: {'; '.join(named)}", COLUMNS_CHARS_MAX).append(more)
     through, places = answers["through"], answers["from"]
     if len(places) > 1 or places[0]["first"] != places[0]["copy"]:
         rows = [(foreign(each["first"]), foreign(each["copy"]), f"{each['copies']:,}") for each in places]
@@ -164,10 +166,12 @@ def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
         caught = (f"{_percent(each['share'])} by {span(each['window_ms'])}" for each in lags["windows"])
         yield Text(f"a window would have caught: {', '.join(caught)}")
     conflicts = answers["conflicts"]
+    if not conflicts["columns"]:
+        yield Text("whether their content differs: not compared; --payload COLUMN,... would tell")
     if conflicts["copies"]:
         columns = ", ".join(f"{name} ({count:,})" for name, count in conflicts["columns"].items() if count)
-        said = f"{many(conflicts['copies'], 'copy', 'copies')} with other content than the first, in: {columns}"
-        yield Text(foreign(said, COLUMNS_CHARS_MAX).plain, style="red")
+        text = f"{many(conflicts['copies'], 'copy', 'copies')} with other content than the first, in: {columns}"
+        yield Text(foreign(text, COLUMNS_CHARS_MAX).plain, style="red")
         yield from (foreign(f"  {row_text(row)}", 2 * COLUMNS_CHARS_MAX) for row in conflicts["shown"][:WORST_SHOWN])
 
 

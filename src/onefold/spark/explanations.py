@@ -45,6 +45,8 @@ def explain(
 ) -> dict[str, Any]:  # fmt: skip
     """All that the output of a run or a stream says of what the words name; the first ``limit`` rows and ranges.
 
+        explain(spark, "out", ["7c9e6679"])
+
     ``judging``: by which columns the run was judged. Without it they are taken for the usual ones if the rows have
     them, else any column may match a word.
     """

@@ -136,6 +136,8 @@ class Manifest:
     aside: tuple[SourceFile, ...] = ()
     why_not: str = ""
     """Why the rows were not counted; empty: they were."""
+    snapshot: Mapping[str, Any] | None = None
+    """Of a table that has snapshots: its format, its name, and which one was read."""
 
     @property
     def rows(self) -> int | None:
@@ -162,6 +164,7 @@ class Manifest:
             "header": sum(file.header for file in self.files),
             "not_counted": self.why_not or None,
             "set_aside": [file.to_dict() for file in self.aside],
+            **({} if self.snapshot is None else {"snapshot": dict(self.snapshot)}),
         }
 
     def lines(self) -> bytes:

@@ -8,7 +8,8 @@ Nothing is inferred that could change a message:
     columns             are collected over all files: one that only some have is null elsewhere; CSV files are read by
                         their own header lines; Parquet and ORC files that disagree on a type are refused by name
     JSON lines          are judged one by one. A line that is not exactly one JSON object with distinct keys is odd: it
-                        is kept whole in ``_corrupt_record`` and rejected as `malformed`; those around it are untouched
+                        is kept whole in ``_corrupt_record`` and rejected as `malformed`; those around it are untouched.
+                        Where no line is odd, there is no such column
     files               that cannot be read, empty ones included, are named (`files`)
 
 Spark's JSON parser is lenient: of two objects on a line it takes the first, of a duplicate key the last, it spreads a
@@ -35,6 +36,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from importlib.util import find_spec
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyspark
@@ -63,6 +65,7 @@ from onefold.spark.files import (
     is_true,
 )
 from onefold.spark.host import Transform
+from onefold.spark.lakes import DELTA, ICEBERG, PACKAGES, Snapshot, open_snapshot
 from onefold.spark.session import opens
 
 PartitionTypes: TypeAlias = Literal["text", "infer"]
@@ -149,6 +152,8 @@ def open_source(
     with _clear_errors(spark, source) as (kind, options):
         if kind in _FILES:
             opened = _open_files(Reading(spark, source, columns, kind, options), count, at)
+        elif kind in PACKAGES:
+            opened = _open_lake(spark, source, kind, options)
         elif kind == KAFKA:
             from onefold.spark import kafka
 
@@ -167,7 +172,50 @@ def open_source(
 def listed(spark: SparkSession, source: SourceSpec) -> list[SourceFile] | None:
     """The files of a source, unopened; None: it is no files."""
     with _clear_errors(spark, source) as (kind, options):
+        if kind in PACKAGES and _connector(spark, source.path, kind, options, None) is None:
+            return list(_of_snapshot(open_snapshot(source.path, kind, options)).files)
         return SourceFiles(spark, source.path, kind, options).listed() if kind in _FILES else None
+
+
+def _open_lake(spark: SparkSession, source: SourceSpec, kind: str, options: Mapping[str, str]) -> OpenSource:
+    """A snapshot of a table, read by the platform's own connector if Spark has it, else through Arrow."""
+    has_package = find_spec(PACKAGES[kind]) is not None
+    rows = _connector(spark, source.path, kind, options, None)
+    if rows is not None and not (has_package and kind == DELTA):
+        return OpenSource(rows, Manifest(why_not=f"what this {kind} table holds is known from its connector alone"))
+    snapshot = open_snapshot(source.path, kind, options)
+    if rows is not None:
+        rows = _connector(spark, source.path, kind, options, snapshot.version)
+    if source.only is not None:
+        snapshot = snapshot.only(source.only)
+
+    def rows_by_file() -> dict[str, int]:
+        counts = snapshot.read(spark, at=AT).groupBy(AT).count().collect()
+        return {str(at): int(count) for at, count in counts}
+
+    read = snapshot.read(spark) if rows is None else rows
+    return OpenSource(read, _of_snapshot(snapshot), None, rows_by_file if rows is None else dict)
+
+
+def _of_snapshot(snapshot: Snapshot) -> Manifest:
+    files = (SourceFile(file.path, file.size, 0, file.rows, metadata_path=file.path) for file in snapshot.files)
+    return Manifest(tuple(sorted(files, key=lambda file: file.path)), snapshot=snapshot.named)
+
+
+def _connector(
+    spark: SparkSession, path: str, kind: str, options: Mapping[str, str], version: int | None
+) -> DataFrame | None:
+    """The table as Spark's own connector reads it; None: this Spark has none, or does not know the catalogue."""
+    if kind == ICEBERG and ("#" in path or spark.conf.get(f"spark.sql.catalog.{path.partition('.')[0]}", None) is None):
+        return None
+    at = {} if version is None else {"versionAsOf": str(version)}
+    try:
+        rows = spark.read.format(kind).options(**{**options, **at}).load(path)
+        return rows if rows.schema else None  # Spark Connect looks only now
+    except (Py4JJavaError, PySparkException) as error:
+        if any(sign in str(error) for sign in ("DATA_SOURCE_NOT_FOUND", "Failed to find data source")):
+            return None
+        raise
 
 
 def naming(columns: Named) -> set[str]:
@@ -276,6 +324,14 @@ def _stored_stream(
 
 
 def _loaded(spark: SparkSession, reader: Any, kind: str, path: str) -> DataFrame:
+    if kind in PACKAGES:
+        try:
+            return reader.format(kind).load(path)  # type: ignore[no-any-return]
+        except (Py4JJavaError, PySparkException) as error:
+            if not any(sign in str(error) for sign in ("DATA_SOURCE_NOT_FOUND", "Failed to find data source")):
+                raise
+            what = f"a stream reads a {kind} table through Spark's own connector, which is not here"
+            raise Misuse(f"{path}: {what}: add its jar, or run batches with [memory]", path=path) from error
     if kind != TABLE:
         return reader.format(kind).load(path)  # type: ignore[no-any-return]
     if not spark.catalog.tableExists(path):
@@ -298,7 +354,7 @@ def is_table_name(text: str) -> bool:
 def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str, dict[str, str]]]:
     """The format as Spark calls it, and its options; and one clear line for whatever Spark says of the source."""
     is_pattern = any(char in source.path for char in "*?[{")
-    is_path = source.path and source.format != TABLE and "://" not in source.path and not is_pattern
+    is_path = source.path and source.format not in (TABLE, *PACKAGES) and "://" not in source.path and not is_pattern
     is_stored = "://" in source.path and not is_pattern and not opens(spark, objects.scheme_of(source.path))
     if (is_path or (is_stored and _FORMATS.get(source.format, source.format) in _FILES)) and not Place(
         spark, source.path
@@ -321,7 +377,7 @@ def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str
 
 
 def register_log(spark: SparkSession) -> None:
-    """Make the format ``onefold-log`` known to a session."""
+    """Make the format ``onefold-log``, the log of a topic, known to a session, for tables and streams."""
     try:
         from onefold.spark.log_source import OnefoldLog
     except ImportError as error:
@@ -515,7 +571,9 @@ class Reading:
         if outcome.odd or any(len(spellings) > 1 for spellings in table.keys.values()):
             return self._line_by_line()
         schema = T.StructType([T.StructField(name, kind) for name, kind in table.types.items()])
-        return SourcePart("json", self._options, self._with_folders(schema, _text(CORRUPT)), only=self._some)
+        # A run that goes on has the column in every version: the next one may hold an odd line.
+        more = () if self.source.only is None else (_text(CORRUPT),)
+        return SourcePart("json", self._options, self._with_folders(schema, *more), only=self._some)
 
     def _refuse_odd_lines(self) -> None:
         """Before Spark 4 its functions cannot tell them, so Python looks; what its reader makes of one may be wrong."""

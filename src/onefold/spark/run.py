@@ -15,8 +15,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import permutations
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -37,7 +39,7 @@ from onefold.spark.memory import MemoryFolder
 from onefold.spark.notes import Notes
 from onefold.spark.session import has_executors, is_connect
 from onefold.spark.signature import locked, refuse_inside, refuse_overlap
-from onefold.spark.sinks import Format, Sink, open_sink
+from onefold.spark.sinks import FOLDERS, Format, Sink, open_sink
 from onefold.spark.sinks.parquet import ParquetSink
 from onefold.spark.versions import Version, VersionLog
 from onefold.tally import Tally
@@ -100,7 +102,7 @@ class Run:
 def run(
     spark: SparkSession, source: SourceSpec, engine: Engine, path: str, *, strategy: publish.Strategy = "drop",
     settings: Mapping[str, Any] | None = None, ranges_max: int = 20, figures: Figures | None = None, say: Say = print,
-    memory: MemoryOptions | None = None, format: Format = "parquet",
+    memory: MemoryOptions | None = None, format: Format = "parquet", options: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:  # fmt: skip
     """Judge a source and publish the result at ``path``; complete or not at all. ``figures``: to take for a report.
 
@@ -113,7 +115,7 @@ def run(
             going, read = None, _read(spark, source, engine)
             output: publish.Output = stack.enter_context(publish.opened(spark, path))
         else:
-            going = stack.enter_context(going_on(spark, source, engine, path, memory, format, strategy))
+            going = stack.enter_context(going_on(spark, source, engine, path, memory, format, strategy, options))
             read, output, strategy = going.read, going.output, strategy if format == "parquet" else "mark"
         engine, messages = read.engine, read.messages
         passing = Passing(comparable(messages))
@@ -232,10 +234,10 @@ class GoingOn:
 @contextmanager
 def going_on(
     spark: SparkSession, source: SourceSpec, engine: Engine, path: str, memory: MemoryOptions, format: Format,
-    strategy: publish.Strategy,
+    strategy: publish.Strategy, options: Mapping[str, str],
 ) -> Iterator[GoingOn]:  # fmt: skip
     """What the next version of a memory needs. It has memory and output for itself; `NothingNew` if there is none."""
-    folders = [("the memory", str(memory.path)), *([] if format == "postgres" else [("the output", path)])]
+    folders = [("the memory", str(memory.path)), *([("the output", path)] if format in FOLDERS else [])]
     writes = [(name, located(spark, folder)) for name, folder in folders]
     refuse_overlap([("the source", located(spark, source.path))], writes)
     for outer, inner in permutations(writes, 2):
@@ -245,26 +247,25 @@ def going_on(
             Place(spark, folder).make()
             locks.enter_context(locked(Place(spark, folder), "run"))
         log = VersionLog(str(memory.path))
-        last = open_sink(spark, path, format=format, strategy=strategy).last(log.id or "")
+        opened = partial(open_sink, spark, path, format=format, strategy=strategy, options=options)
+        last = opened().last(log.id or "")
         version = log.next(last, listed(spark, source), memory.version)
         read = _read(spark, replace(source, only=version.files), engine)
-        options = replace(memory, version=version.number, now_ms=version.now_ms)
-        meaning = read.engine.meaning(read.messages, options)
-        home = MemoryFolder.opened(str(memory.path), meaning, buckets=options.buckets, keep=options.keep)
-        sink = open_sink(
-            spark, path, format=format, strategy=strategy, meaning={**meaning, **read.engine.source_meaning()}
-        )
+        goes_on = replace(memory, version=version.number, now_ms=version.now_ms)
+        meaning = read.engine.meaning(read.messages, goes_on)
+        home = MemoryFolder.opened(str(memory.path), meaning, buckets=goes_on.buckets, keep=goes_on.keep)
+        sink = opened(meaning={**meaning, **read.engine.source_meaning()})
         sink.last(home.id)
         log.begin(version)
         if isinstance(sink, ParquetSink):
-            judged = read.messages.transform(read.engine.step(options))
+            judged = read.messages.transform(read.engine.step(goes_on))
             output: publish.Output = sink.draft(home.id, version.number, judged.schema)
             before, place = [sink.folder(last) / publish.GAPS] if last is not None else [], Place(spark, path)
         else:
             table = TableDraft(spark, Place(spark, home.path), sink, home.id, version.number)
             output, place = table, None
             before = [table.listing(last)] if last is not None else []
-        yield GoingOn(read, output, home, options, version, before, place)
+        yield GoingOn(read, output, home, goes_on, version, before, place)
 
 
 @dataclass(frozen=True, slots=True)

@@ -397,4 +397,8 @@ def _launch(conf: SparkConf) -> Any:
 
 
 local_session = session
-"""The public name: `onefold.spark.session` is this module."""
+"""The active session of Spark, or a new one on this machine; ``config`` wins over every default.
+
+``local_session()`` uses all cores; ``local_session("local[2]", config={"spark.driver.memory": "4g"})`` two, and 4 GB.
+It finds a Java, keeps Spark quiet and on loopback, and sets the time zone to UTC. A session that runs is used as it is.
+"""

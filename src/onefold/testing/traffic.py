@@ -386,6 +386,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
+    """The messages as a table, and what is true of them; `write` puts both into a folder."""
+
     traffic: Traffic | Readings
     messages: pa.Table
     """In arrival order; ``offset`` is the row's place in it."""
@@ -511,6 +513,7 @@ class Score:
 
     @property
     def perfect(self) -> bool:
+        """Nothing counted twice, lost, let in or invented, and every missing range was found."""
         wrong = self.counted_twice + self.lost + self.accepted + self.ranges_invented
         return wrong == 0 and self.ranges_found == self.ranges
 
