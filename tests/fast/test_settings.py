@@ -204,7 +204,19 @@ def test_options_become_text_as_spark_spells_it_and_dotted_keys_stay_whole(pipel
     assert settings.spark.config == {"spark.ui.enabled": "false", "spark.ui.port": "4050"}
 
 
-@pytest.mark.parametrize("path", ["s3a://bucket/in", "hdfs://host/in", "file:/data/in", "file:///data/in", "/data/in"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "s3a://bucket/in",
+        "abfss://c@a.dfs.core.windows.net/in",
+        "gs://b/in",
+        "dbfs:/in",
+        "hdfs://host/in",
+        "file:/data/in",
+        "file:///data/in",
+        "/data/in",
+    ],
+)
 def test_urls_and_absolute_paths_stay_as_they_are(pipeline, path):
     assert pipeline(PATHS.replace('"in"', f'"{path}"')).source.path == path
 

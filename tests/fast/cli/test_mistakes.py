@@ -132,3 +132,14 @@ def test_files_that_cannot_be_looked_at_are_left_to_spark(folder, monkeypatch):
     assert refuse_mistakes(str(folder / "*.csv"), "csv", columns) is None
     with pytest.raises(Misuse, match="no column 'nothing'"):
         refuse_mistakes(str(folder / "events.csv"), "csv", columns, {"sep": ";"})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("simulate", "s3://b/x"), ("run", "s3a://b/p.toml"), ("demo", "--out=gs://b/x"), ("serve", "desk", "dbfs:/x")],
+)
+def test_the_url_of_a_store_is_refused_where_a_path_of_this_machine_is_meant(words, tmp_path):
+    done = here(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "on this machine" in done.stderr
+    assert not list(tmp_path.iterdir())
