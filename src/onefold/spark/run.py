@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import permutations
 from time import monotonic
 from typing import Any, NamedTuple, TypeAlias
@@ -245,7 +246,7 @@ def going_on(
             locks.enter_context(locked(Place(spark, folder), "run"))
         log = VersionLog(str(memory.path))
         last = open_sink(spark, path, format=format, strategy=strategy).last(log.id or "")
-        version = log.next(last, listed(spark, source), memory.version)
+        version = log.next(last, listed(spark, source, partial(log.read, last)), memory.version)
         read = _read(spark, replace(source, only=version.files), engine)
         options = replace(memory, version=version.number, now_ms=version.now_ms)
         meaning = read.engine.meaning(read.messages, options)
