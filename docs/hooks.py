@@ -15,6 +15,13 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("onefold", "onefold.spark", "onefold.outbox", "onefold.reconcile", "onefold.lorawan", "onefold.testing")
 """What is public, as tests/fast/test_public.py has it."""
+FIRST = {
+    "onefold.spark": ("judge_ids", "judge_producers", "judge_chains", "judge_receptions", "diff", "audit", "explain"),
+    "onefold.outbox": ("Endpoint", "Out", "Message", "Retry", "Desk", "DeskApp"),
+    "onefold.reconcile": ("reconcile", "dial", "beside", "open_records", "record", "ReconcileServer"),
+    "onefold.lorawan": ("parse", "NetworkServer", "Judged", "Stations", "Counters", "decide"),
+}
+"""What most people look for; the other names follow, functions before classes."""
 PAGES = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
@@ -169,7 +176,8 @@ def listed(package: str) -> list[str]:
 
 def api(package: str) -> str:
     lines = [f"# {package}"]
-    for name in sorted(listed(package), key=lambda name: (not name[0].islower(), name.isupper())):
+    rest = sorted(listed(package), key=lambda name: (not name[0].islower(), name.isupper()))
+    for name in dict.fromkeys((*FIRST.get(package, ()), *rest)):
         if not name.startswith("__"):
             lines += ["", f"::: {package}.{name}"]
     return "\n".join(lines)
@@ -191,8 +199,15 @@ class Docstrings(griffe.Extension):
         if obj.docstring is None:
             return
         text = re.sub(r"(?<!`)`([\w.]+)`(?!`)", self.linked, obj.docstring.value)
+        text = "\n\n".join(map(self.arguments, text.split("\n\n")))
         prompt = r"^>>> .*?(?=\n\n|\Z)"
         obj.docstring.value = re.sub(prompt, lambda match: f"```pycon\n{match[0]}\n```", text, flags=re.M | re.S)
+
+    def arguments(self, paragraph: str) -> str:
+        """A paragraph that goes from argument to argument is a list of them."""
+        if not re.match(r"``\w+``[:,]\s", paragraph):
+            return paragraph
+        return "- " + re.sub(r"(?<=[.;])\s+(?=``\w+``[:,]\s)", "\n- ", paragraph)
 
     def linked(self, match: re.Match[str]) -> str:
         home = self.homes.get(match[1].rpartition(".")[2])

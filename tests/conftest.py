@@ -10,6 +10,7 @@ from hypothesis import settings
 
 from tests.lib import examples, shared_servers
 
+collect_ignore = ["lib"]  # no tests, and some of it only starts as a process
 IN_CI = os.environ.get("CI") == "true"
 
 # Tests are many small plans. The JVM's second compiler takes half of the processors for them, and never pays it back.
@@ -27,8 +28,9 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="onefold-state-")
 ROOMS = ("spark", "proof", "stores", "fast", "")
 """Of tests/, in the order in which they run; the last is the examples in the docstrings of src/."""
 LONG = (
-    "test_spark_kills.py", "test_reading.py", "test_jobs.py", "test_sinks.py", "test_pipeline.py", "test_times.py",
-    "test_examples.py", "test_receptions_pipeline.py", "test_readme.py", "test_ordered_stream.py", "test_meaning.py",
+    "test_spark_kills.py", "test_matrix.py", "test_reading.py", "test_versions.py", "test_jobs.py", "test_sinks.py",
+    "test_pipeline.py", "test_times.py", "test_examples.py", "test_receptions_pipeline.py", "test_readme.py",
+    "test_ordered_stream.py", "test_meaning.py",
 )  # fmt: skip
 """Files that take long, before all others: the last one to start should not keep the whole run waiting."""
 

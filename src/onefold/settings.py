@@ -33,6 +33,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from onefold.errors import Misuse
+from onefold.stores.addresses import is_far
 
 Name: TypeAlias = Annotated[str, Field(min_length=1)]
 MaybeName: TypeAlias = Annotated[Name | None, BeforeValidator(lambda value: None if value == "none" else value)]
@@ -368,12 +369,28 @@ class Publish(Table):
     strategy: Literal["drop", "mark", "none"] = "drop"
     """What happens to a message that is not a FIRST. "drop": it is kept apart. "mark": it stays, with its verdict.
     "none": it stays, unmarked."""
-    format: Annotated[Literal["parquet", "delta", "postgres"], REMEMBERS] = "parquet"
-    """Of a stream or a memory: "parquet" is folders of files, "delta" a Delta table at the path, "postgres" a table at
-    a URL like postgresql://user@host/database#schema.table. A run without a memory writes parquet."""
+    format: Annotated[Literal["parquet", "delta", "iceberg", "postgres"], REMEMBERS] = "parquet"
+    """Of a stream or a memory: "parquet" is folders of files, "delta" a Delta table at the path, "iceberg" a table of a
+    catalogue: "lake/catalog.db#db.events", where the catalogue is a file, or "prod.db.events" of a catalogue that
+    pyiceberg's own settings name, "postgres" a table at a URL like postgresql://user@host/database#schema.table. A run
+    without a memory writes parquet."""
+    options: Annotated[Texts, REMEMBERS] = {}
+    """Of delta and iceberg: options of the store, or of the catalogue, in the words of deltalake or pyiceberg, such as
+    { "s3.endpoint" = "https://..." }."""
     checkpoint: Annotated[Name, STREAM] = "auto"
     """Of a stream: where Spark keeps how far it has come. It belongs to the output: keep or remove both. "auto": the
     path with ".checkpoint" after it."""
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the path is one, and not the address of a table."""
+        return self.format in ("parquet", "delta")
+
+    @model_validator(mode="after")
+    def _has_store(self) -> "Publish":
+        if self.options and self.format not in ("delta", "iceberg"):
+            raise PydanticCustomError("options", 'has options, which need format "delta" or "iceberg"')
+        return self
 
 
 class Memory(Table):
@@ -460,15 +477,21 @@ def load(path: Path, environ: Mapping[str, str]) -> Settings:
     for name in ("source", "publish", "memory"):
         table = getattr(settings, name)
         named = {key: getattr(table, key, None) for key in ("path", "checkpoint")}
-        if getattr(table, "format", None) == "table":  # the path is a name
-            named = {}
+        if _is_name(table):
+            named.pop("path")
         paths = {key: value for key, value in named.items() if value not in (None, "auto")}
-        local = {key: value for key, value in paths.items() if "://" not in value and not value.startswith("file:")}
+        local = {key: value for key, value in paths.items() if not is_far(value) and not value.startswith("file:")}
         tables[name] = table.model_copy(update={key: str(path.parent.absolute() / local[key]) for key in local})
     if (file := settings.source.value.schema_file) is not None:
         value = settings.source.value.model_copy(update={"schema_file": str(path.parent.absolute() / file)})
         tables["source"] = tables["source"].model_copy(update={"value": value})
     return settings.model_copy(update=tables)
+
+
+def _is_name(table: Table) -> bool:
+    """Whether the path is the name of a table in a catalogue."""
+    kind = getattr(table, "format", None)
+    return kind == "table" or (kind == "iceberg" and "#" not in table.path and "/" not in table.path)  # type: ignore[attr-defined]
 
 
 def misplaced(settings: Settings) -> Iterator[tuple[tuple[str, str], str]]:

@@ -96,6 +96,14 @@ def test_the_index_of_the_documents_names_each_of_them():
         assert path.name == "README.md" or f"]({path.name})" in (path.parent / "README.md").read_text(encoding="utf-8")
 
 
+def test_each_figure_of_the_comparison_is_one_of_the_benchmarks():
+    figures = re.compile(r"(?<![\d.,])\d+\.\d+x?|\d{1,3}(?:,\d{3})+")
+    page, benchmarks = (
+        (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("comparison.md", "benchmarks.md")
+    )
+    assert not set(figures.findall(page)) - set(figures.findall(benchmarks)), "take it from docs/benchmarks.md"
+
+
 @pytest.mark.parametrize("path", MOVED)
 def test_an_old_path_still_works_and_says_where_its_names_are_now(path):
     sys.modules.pop(f"onefold.{path}", None)

@@ -297,7 +297,7 @@ async def service(
     try:
         yield made
         if not kill:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await made.idle()
             made.tally.check()
             assert (made.in_hand, made.figures()["in_flight"]) == (0, 0)

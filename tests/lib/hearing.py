@@ -69,13 +69,13 @@ class Ear:
 
     async def until(self, *, heard: int = 0, refused: int = 0) -> None:
         """Wait for so many."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.heard) < heard or len(self.refused) < refused:
                 self._new.clear()
                 await self._new.wait()
 
 
-async def until(check, seconds: float = 10) -> None:
+async def until(check, seconds: float = 60) -> None:
     """Wait for what no event tells of."""
     async with asyncio.timeout(seconds):
         while not check():

@@ -57,7 +57,7 @@ def members(session_id):
     return found
 
 
-def gone(session_id, seconds=20.0):
+def gone(session_id, seconds=60.0):
     end = time.monotonic() + seconds
     while members(session_id) and time.monotonic() < end:
         time.sleep(0.1)
@@ -75,7 +75,7 @@ def started(words, log, env):
     try:
         yield process
     finally:
-        for sign, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0)):
+        for sign, seconds in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 60.0)):
             for pid in members(process.pid):
                 with suppress(ProcessLookupError):
                     os.kill(pid, sign)
@@ -122,7 +122,7 @@ class Cluster(NamedTuple):
     url: str
     workers: list[int]
 
-    def idle(self, seconds=20.0):
+    def idle(self, seconds=60.0):
         """Whether the executors of all jobs have ended, with their Pythons; they are given some time for it."""
         end = time.monotonic() + seconds
         while not (alone := all(members(pid) == [pid] for pid in self.workers)) and time.monotonic() < end:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from onefold.errors import Misuse, StaleWrite
 from onefold.spark import signature
 from onefold.spark.files import Place
+from onefold.spark.objects import LOCK
 from onefold.spark.signature import overlaps, refuse_inside
 
 
@@ -134,7 +135,7 @@ def test_the_record_of_a_dead_process_of_this_machine_is_taken_over_at_once(far,
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
     record = {"host": socket.gethostname(), "pid": gone.pid, "began": "1", "token": "x", "beats": 3}
-    (far / signature.LOCK).write_json(record)
+    (far / LOCK).write_json(record)
     with signature.locked(far, "run") as lock:
         lock.check()
 
@@ -142,12 +143,12 @@ def test_the_record_of_a_dead_process_of_this_machine_is_taken_over_at_once(far,
 def test_a_record_that_stays_as_it_is_has_no_owner_and_who_lost_one_is_told(far, monkeypatch):
     monkeypatch.setattr(signature, "STILL_S", 0.5)
     monkeypatch.setattr(signature, "LOOK_S", 0.1)
-    (far / signature.LOCK).write_json({"host": "elsewhere", "pid": 1, "began": "1", "token": "x", "beats": 3})
+    (far / LOCK).write_json({"host": "elsewhere", "pid": 1, "began": "1", "token": "x", "beats": 3})
     with signature.locked(far, "run") as lock:
-        (far / signature.LOCK).write_json({"host": "elsewhere", "pid": 1, "began": "1", "token": "y", "beats": 0})
+        (far / LOCK).write_json({"host": "elsewhere", "pid": 1, "began": "1", "token": "y", "beats": 0})
         with pytest.raises(StaleWrite, match="took over"):
             lock.check()
-    assert far.names() == [signature.LOCK]  # the other one's, so it stays
+    assert far.names() == [LOCK]  # the other one's, so it stays
 
 
 def test_a_signed_folder_elsewhere_is_kept_as_a_local_one_is(far, monkeypatch):

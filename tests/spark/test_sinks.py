@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
+from pyiceberg.catalog import load_catalog
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -28,7 +29,7 @@ from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 from tests.lib.examples import proof
 
-FORMATS = ["parquet", "delta", "postgres"]
+FORMATS = ["parquet", "delta", "iceberg", "postgres"]
 ME, OTHER = "6f1c2f0e-0000-4000-8000-000000000001", "6f1c2f0e-0000-4000-8000-000000000002"
 SCHEMA = "id long, text string, verdict string, reason string"
 ANSWERS = [("FIRST", "in_order"), ("REPEAT", "seen"), ("FIRST", "new_chain"), ("REJECT", "no_key"), ("UNSURE", "old")]
@@ -52,12 +53,17 @@ class Bench:
         if self.format == "parquet":
             folders = FOLDERS if self.strategy == "drop" else ["messages"]
             return [r for name in folders for r in self._parquet(name)]
-        return self._delta(self.path) if self.format == "delta" else self._sql("")
+        return self._table("")
 
     def gaps(self):
         if self.format == "parquet":
             return self._parquet("gaps")
-        return self._delta(f"{self.path}_gaps") if self.format == "delta" else self._sql("_gaps")
+        return self._table("_gaps")
+
+    def _table(self, suffix):
+        if self.format == "iceberg":
+            return self._iceberg(suffix)
+        return self._delta(f"{self.path}{suffix}") if self.format == "delta" else self._sql(suffix)
 
     def ids(self):
         return sorted(row["id"] for row in self.rows())
@@ -71,6 +77,10 @@ class Bench:
         assert asked["n"].to_pylist() == [len(rows)]
         return rows
 
+    def _iceberg(self, suffix):
+        file, _, name = self.path.partition("#")
+        return load_catalog(type="sql", uri=f"sqlite:///{file}").load_table(name + suffix).scan().to_arrow().to_pylist()
+
     def _sql(self, suffix):
         url, _, table = self.path.partition("#")
         with psycopg.connect(url, row_factory=dict_row) as connection:
@@ -83,6 +93,8 @@ def bench(spark, tmp_path, request):
         if format == "postgres":
             table = f"t{os.getpid()}_{next(COUNTER)}"  # other processes use this server, too
             return Bench(spark, format, f"{request.getfixturevalue('postgres_uri')}#{table}", strategy)
+        if format == "iceberg":
+            return Bench(spark, format, f"{tmp_path}/lake/catalog.db#db.out", strategy)
         return Bench(spark, format, str(tmp_path / "out"), strategy)
 
     return make
@@ -176,6 +188,7 @@ def test_a_crash_before_the_commit_leaves_nothing_that_counts(spark, bench, fram
     steps = {
         "parquet": "onefold.spark.files.Place.publish_as",
         "delta": "onefold.spark.sinks.delta._Table.commit",
+        "iceberg": "onefold.spark.sinks.iceberg._Table.commit",
         "postgres": "onefold.spark.sinks.postgres.PostgresSink._book",
     }
     with monkeypatch.context() as patch:
@@ -493,7 +506,6 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(spark, ben
 @pytest.mark.parametrize(
     ("format", "path", "message"),
     [
-        ("parquet", "s3a://bucket/out", "cannot rename a folder in one step"),
         ("delta", "hdfs://127.0.0.1:1/out", "local paths only"),
         ("nonsense", "somewhere", "must be parquet, delta or postgres"),
     ],

@@ -97,7 +97,7 @@ async def linked(broker: MqttBroker, ear: Receiver, prefix: str = "", **settings
     link = ChirpstackMqtt(ear, EU868, f"{broker.url}/{prefix}", **settings)
     await link.start()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await link.connected.wait()
         async with aiomqtt.Client("127.0.0.1", broker.port) as bridge:
             await bridge.subscribe("+/gateway/+/command/#", 1)
@@ -108,7 +108,7 @@ async def linked(broker: MqttBroker, ear: Receiver, prefix: str = "", **settings
 
 
 async def command(bridge: aiomqtt.Client) -> tuple[str, Any]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         message = await anext(bridge.messages)
     assert isinstance(message.payload, bytes)
     return str(message.topic), json.loads(message.payload)
@@ -337,7 +337,7 @@ def test_a_broker_that_goes_is_waited_for_and_what_is_too_late_is_not_sent(tmp_p
         await until(lambda: link.figures()["disconnects"] >= 2)
         assert link.problem
         with broker:
-            await asyncio.wait_for(link.connected.wait(), 20)
+            await asyncio.wait_for(link.connected.wait(), 60)
             assert not link.problem
             async with aiomqtt.Client("127.0.0.1", broker.port) as bridge:
                 await bridge.publish(TOPIC, json.dumps(V4), 1)
@@ -346,7 +346,7 @@ def test_a_broker_that_goes_is_waited_for_and_what_is_too_late_is_not_sent(tmp_p
             await until(lambda: not link.connected.is_set())
             assert not ear.reply()
             broker.start()
-            await asyncio.wait_for(link.connected.wait(), 20)
+            await asyncio.wait_for(link.connected.wait(), 60)
             async with aiomqtt.Client("127.0.0.1", broker.port) as bridge:
                 await bridge.subscribe("+/gateway/+/command/#", 1)
                 assert ear.reply(ANSWER._replace(rx_delay_s=-3_600))
@@ -376,7 +376,7 @@ def test_a_wrong_password_is_a_problem_that_names_no_password(tmp_path, caplog):
             assert caplog.text.count("no connection to mqtt://127.0.0.1") == 1  # once, not for every attempt
             link = ChirpstackMqtt(Ear(), EU868, broker.url)
             await link.start()
-            await asyncio.wait_for(link.connected.wait(), 20)
+            await asyncio.wait_for(link.connected.wait(), 60)
             await link.stop()
 
     asyncio.run(main())
@@ -388,12 +388,12 @@ def test_a_broker_that_never_answers_costs_nothing_and_does_not_hold_up_the_end(
             url = f"mqtt://127.0.0.1:{silent.getsockname()[1]}"
             link = ChirpstackMqtt(Ear(), EU868, url, limits=MqttLimits(answer_s=0.02, wait_min_s=0.01, wait_max_s=0.01))
             await link.start()
-            await until(lambda: link.figures()["disconnects"] == 1)
+            await until(lambda: link.figures()["disconnects"] >= 1)
             before = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
-            await until(lambda: link.figures()["disconnects"] == 20)
+            await until(lambda: link.figures()["disconnects"] >= 20)
             after = len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
             assert max(after[0] - before[0], after[1] - before[1]) < 5
-            await asyncio.wait_for(link.stop(), 5)
+            await asyncio.wait_for(link.stop(), 60)
         await until(lambda: len(asyncio.all_tasks()) == 1)  # this one
 
     asyncio.run(main())
@@ -486,7 +486,7 @@ def test_an_error_of_ours_in_the_connection_is_told_and_it_is_made_again(broker,
         link = ChirpstackMqtt(ear, EU868, broker.url, limits=MqttLimits(wait_min_s=0.1))
         await link.start()
         await until(lambda: link.problem == "unexpected: ZeroDivisionError: no")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await link.connected.wait()
         assert link.problem is None
         monkeypatch.setattr(ChirpstackMqtt, "_run", None)

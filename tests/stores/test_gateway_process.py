@@ -135,7 +135,7 @@ def test_udp_may_listen_elsewhere_than_websockets(tmp_path, devices):
     ask = bytes.fromhex("02 1234 02 0016c001ff10a235")
     for host, answers in (("127.0.0.2", True), ("127.0.0.1", False)):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as gateway:
-            gateway.settimeout(20)
+            gateway.settimeout(60)
             gateway.connect((host, process.started["udp"]))
             gateway.send(ask)
             if answers:

@@ -392,15 +392,18 @@ def test_after_a_long_silence_what_is_expired_is_removed_bit_by_bit(counter, mon
 DAYS_S = 6 * 86_400
 
 
-def test_after_a_clock_was_ahead_the_desk_is_tended_and_removes_what_ends(counter):
+def test_after_a_clock_was_ahead_the_desk_is_tended_and_removes_what_ends(counter, monkeypatch):
+    hour_ms = 3_600_000
+    monkeypatch.setattr(desk_pages, "PAGES_MAX", hour_ms // desk_pages.PAGE_MS)  # an hour at once, not a day
+    monkeypatch.setattr(desk_pages, "BACK_MS", 7 * hour_ms)
     desk = counter.desk
     counter.new()
-    counter.clock.pass_s(DAYS_S)
-    for _ in range(10):  # a day at once
+    counter.clock.pass_s(6 * 3_600)
+    for _ in range(10):
         desk.endpoint.chores[0]()
         counter.clock.pass_s(60)
-    assert mark_of(desk.endpoint.state("~cursor")) > (counter.clock() - 86_400_000) // 10_000
-    counter.clock.pass_s(-DAYS_S)
+    assert mark_of(desk.endpoint.state("~cursor")) > (counter.clock() - 2 * hour_ms) // 10_000
+    counter.clock.pass_s(-6 * 3_600)
     request = counter.new()
     counter.clock.pass_s(WINDOW_S + SLACK_S + 20)
     for _ in range(10):

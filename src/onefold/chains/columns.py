@@ -815,39 +815,39 @@ class OrderedBank:
         whole[rank[codes == _TO_JUDGE]] = True
         return torn, whole | (torn & (alone | (most > self._settings.buffer_max)))
 
-    def _missing(self, place: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    def _missing(self, row: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """What a chain has given up, and what it waits for."""
-        a, b = np.searchsorted(self.gaps.owner, [place, place + 1])
+        a, b = np.searchsorted(self.gaps.owner, [row, row + 1])
         gaps = list(zip(self.gaps.lower[a:b].tolist(), self.gaps.upper[a:b].tolist(), strict=True))
-        last = int(self.chains.last[place])
+        last = int(self.chains.last[row])
         return [gap for gap in gaps if gap[0] < last], [gap for gap in gaps if gap[0] >= last]
 
-    def _waiting(self, place: int) -> tuple[list[int], list[int]]:
+    def _waiting(self, row: int) -> tuple[list[int], list[int]]:
         """Previous number and number of what a chain holds."""
-        a, b = np.searchsorted(self.held.owner, [place, place + 1])
+        a, b = np.searchsorted(self.held.owner, [row, row + 1])
         return self.held.previous[a:b].tolist(), self.held.number[a:b].tolist()
 
-    def _order(self, place: int, first: int) -> PackedOrder:
-        if place < 0:
+    def _order(self, row: int, first: int) -> PackedOrder:
+        if row < 0:
             return PackedOrder(first)
-        *_, forgotten, floor, _, due_ms, upper = (int(column[place]) for column in self.chains)
+        *_, forgotten, floor, _, due_ms, upper = (int(column[row]) for column in self.chains)
         order = PackedOrder(floor, forgotten, due_ms, upper)
-        given_up, gaps = self._missing(place)
-        order.resume(Gaps(given_up), Gaps(gaps), *self._waiting(place))
+        given_up, gaps = self._missing(row)
+        order.resume(Gaps(given_up), Gaps(gaps), *self._waiting(row))
         return order
 
-    def _whole(self, place: int) -> OrderedChain[int]:
-        if place < 0:
+    def _whole(self, row: int) -> OrderedChain[int]:
+        if row < 0:
             return OrderedChain(**self._settings._asdict())
-        *_, forgotten, floor, last, due_ms, upper = (int(column[place]) for column in self.chains)
-        given_up = [(unpack(lower), unpack(upper_)) for lower, upper_ in self._missing(place)[0]]
-        held = [
+        *_, forgotten, floor, last, due_ms, upper = (int(column[row]) for column in self.chains)
+        given_up = [(unpack(lower), unpack(upper_)) for lower, upper_ in self._missing(row)[0]]
+        waiting = [
             (unpack(number), None if previous == NO_PREVIOUS else unpack(previous), previous)
-            for previous, number in zip(*self._waiting(place), strict=True)
+            for previous, number in zip(*self._waiting(row), strict=True)
         ]
         gap = None if due_ms < 0 else OpenGap(unpack(last), unpack(upper), unpack(upper), due_ms)  # nobody is asked
         reach = None if forgotten == START else unpack(forgotten)
-        state = OrderedState(self._settings, unpack(floor), unpack(last), reach, given_up, held, gap)
+        state = OrderedState(self._settings, unpack(floor), unpack(last), reach, given_up, waiting, gap)
         return OrderedChain.resumed(state)
 
     def _judge_whole(self, rule: OrderedChain[int], messages: ChainMessages, now_ms: int) -> list[int]:
@@ -879,13 +879,13 @@ class OrderedBank:
         touched = at[np.fromiter(memories, np.int64, len(memories))]
         for name in ("head", "forgotten", "last", "due_ms", "upper"):
             getattr(chains, name)[touched] = [getattr(memory, name) for memory in memories.values()]
-        kept = self.gaps.take(~np.isin(self.gaps.owner, touched))
+        others = self.gaps.take(~np.isin(self.gaps.owner, touched))
         changed = GapRows(
             np.repeat(touched, [len(memory.gaps) for memory in memories.values()]),
             np.array([lower for memory in memories.values() for lower in memory.gaps.lowers], np.int64),
             np.array([upper for memory in memories.values() for upper in memory.gaps.uppers], np.int64),
         )
-        gaps = GapRows(*(np.concatenate(pair) for pair in zip(kept, changed, strict=True)))
+        gaps = GapRows(*(np.concatenate(pair) for pair in zip(others, changed, strict=True)))
         self.chains, self.gaps = sorted_by_name(chains, gaps)
 
 

@@ -45,7 +45,7 @@ M = TypeVar("M")
 
 
 class Released(NamedTuple, Generic[M]):
-    """The next message in order: act on it."""
+    """The next message in order: act on it. ``at_ms``: when, by the times that the chain is given."""
 
     at_ms: int
     number: Number
@@ -83,6 +83,7 @@ class GapResolved(NamedTuple):
 
 
 Event: TypeAlias = Released[M] | GapFound | Resend | Unfillable | GapResolved
+"""What an `OrderedChain` tells as it goes: a message to act on, a gap, what to ask for again, what was given up."""
 
 
 class Step(NamedTuple, Generic[M]):

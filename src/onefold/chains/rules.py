@@ -88,6 +88,7 @@ ANSWERS: Final = tuple(RULES)
 """The position of an answer is its code wherever answers travel in columns: new answers go to the end."""
 
 Number: TypeAlias = tuple[int, int]
+"""A message's place in its chain: its time in milliseconds, and a sequence that tells apart messages of one time."""
 
 START: Number = (-1, -1)
 """Below every number."""

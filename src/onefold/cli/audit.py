@@ -26,10 +26,10 @@ def audit(
     """Compare what the source of a run holds now with what the run published, row by row and id by id.
 
     Names each row that is missing or surplus, each id that counts twice, each repeat without a first, and where the
-    books say another number than the rows. Files of the source that have grown, shrunk, vanished or been written again
-    since the run are named too, by its manifest, and rows that the reader gives are compared with a count of their own.
-    Exit 1 if there is anything, 0 if all agrees. A repeat of which no first is known (`below_floor`,
-    `behind_highest`) is a finding too: it counts nowhere.
+    books and the rows differ. Files of the source that have grown, shrunk, vanished or been written again since the run
+    are named too, by its manifest, and rows that the reader gives are compared with a count of their own. Exit 1 if
+    there is anything, 0 if all agrees. A repeat of which no first is known (`below_floor`, `behind_highest`) is a
+    finding too: it counts nowhere.
     """
     from onefold.cli.pipeline import opened, refuse_pipeline
     from onefold.cli.stream import checkpoint_of

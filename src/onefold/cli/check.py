@@ -208,11 +208,11 @@ def check(
       a source and a running number     --key device --sequence n
       a number and the one before it    --key device --number ts --previous prev_ts
 
-    Of ids it says how many copies there are, of which ids, from which files; with --order received_at also how late
-    they come and which window would catch them; with --payload status,amount which contradict.
+    With --id it says how many copies there are, of which ids, from which files; with --order received_at also how late
+    they come and which window would catch them; with --payload status,amount which ones differ from their first.
 
-    What these columns cannot show, such as a loss where no row names the one before, is said, with the option that
-    would show it; then the data set is not called clean.
+    What the named columns cannot show, such as losses where no row names the one before, is said too, with the option
+    that would show it; the data set is then not called clean.
     """
     from onefold.spark import run as jobs
     from onefold.spark.ingest import SourceSpec
@@ -340,7 +340,7 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
     for part in advice.copies(result["copies"]) if "copies" in result else ():
         people.print(part, soft_wrap=isinstance(part, Text))
     if result["engine"] != "ids":
-        people.print(text.ranges(result))
+        people.print(text.ranges(result, f"; --ranges {result['missing_ranges']} shows them"))
     people.print(text.banner(tally))
     people.lines(*agreement.files_read(result["manifest"]), *text.absent(result))
     untold = text.cannot_tell(result)

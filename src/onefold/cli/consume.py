@@ -68,7 +68,7 @@ def consume(
 
             url = around.enter_context(watched(consumers[0], metrics_port))
             people.lines(f"figures at {url}/metrics")
-        tallies = _run(consumers, stop)
+        tallies = _run(consumers, stop, "" if until_empty else "; Ctrl-C ends it")
     lines, documents = [], {}
     for consumer, tally in zip(consumers, tallies, strict=True):
         buried = consumer.books.buried
@@ -80,13 +80,13 @@ def consume(
     return 1 if any(consumer.books.buried for consumer in consumers) else 0
 
 
-def _run(consumers: list[Consumer], stop: threading.Event) -> list[Tally]:
+def _run(consumers: list[Consumer], stop: threading.Event, end: str) -> list[Tally]:
     """All side by side, until each has ended; when one of them fails, all do."""
 
     def run(consumer: Consumer) -> Tally:
         name, queues = consumer.app.name, ", ".join(consumer.app.handlers)
         try:
-            return consumer.run(lambda: people.lines(f"{name} consumes {queues}"))
+            return consumer.run(lambda: people.lines(f"{name} consumes {queues}{end}"))
         except BaseException:
             stop.set()
             raise

@@ -233,8 +233,8 @@ def _judge_file(out: Path, rows: int, seed: int, as_json: bool) -> None:
         ("A time and that of the one before", "chains", "--key till --number ts --previous previous_ts", _by_previous),
     )
     figures: dict[str, Any] = {}
-    for place, (columns, engine, options, judge) in enumerate(engines, 1):
-        people.print(f"\n[bold]{place}[/] {columns}: [bold]{engine}[/]")
+    for number, (columns, engine, options, judge) in enumerate(engines, 1):
+        people.print(f"\n[bold]{number}[/] {columns}: [bold]{engine}[/]")
         judged = judge(lines, lost)
         tally = Tally(len(lines), Counter(judged.answers))
         firsts = Counter(
@@ -242,10 +242,10 @@ def _judge_file(out: Path, rows: int, seed: int, as_json: bool) -> None:
             for line, answer in zip(lines, judged.answers, strict=True)
             if line is not None and answer.verdict is Verdict.FIRST
         )
-        twice, gone = firsts.total() - len(firsts), len(true - firsts.keys())
+        twice, missing = firsts.total() - len(firsts), len(true - firsts.keys())
         people.print(text.books(tally, engine))
         people.print(text.banner(tally))
-        people.print(f"  against the truth: counted twice {twice:,}, lost here {gone:,}")
+        people.print(f"  against the truth: counted twice {twice:,}, lost here {missing:,}")
         if engine == "ids":
             people.print(f"  of the {len(lost):,} that never came, ids leave no trace: the next engine finds them")
         else:
@@ -253,7 +253,7 @@ def _judge_file(out: Path, rows: int, seed: int, as_json: bool) -> None:
             people.print(f"  never came: {len(judged.lost):,} of {len(lost):,} found, in {ranges}:")
             people.lines(*(f"    {words}" for words in judged.missing[:MISSING_SHOWN]), "    ...")
         figures[engine] = {
-            "tally": tally.to_dict(), "counted_twice": twice, "lost": gone, "missing_ranges": len(judged.missing),
+            "tally": tally.to_dict(), "counted_twice": twice, "lost": missing, "missing_ranges": len(judged.missing),
             "missing_found": len(judged.lost), "missing_invented": judged.invented, "check": options,
         }  # fmt: skip
     people.print(f"\nThe file, and the truth compared: {monotonic() - started:.1f} s. Now on Spark, of any size:")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from rich.text import Text
@@ -148,13 +149,20 @@ def refuse_columns(
 ) -> None:
     """Before Spark is started, refuse tables that are not there, columns that they lack, and types that do not fit."""
     from onefold.spark.differences import chosen, common_types
+    from onefold.spark.lakes import PACKAGES, open_snapshot
     from onefold.spark.peek import PEEK_ROWS, peek
 
+    named = [table for table in tables if table.format in ("table", *PACKAGES)]
+    for table in named:
+        if table.format in PACKAGES and find_spec(PACKAGES[table.format]) is not None:
+            open_snapshot(table.path, table.format, table.options)
+    if named:
+        return
     places = [refuse_path(table.path, master=master) for table in tables]
     for rows_max in (PEEK_ROWS, None):  # a column may begin further down
         a, b = (
-            None if place is None else peek(place, table.format, key or (), table.options, rows_max)
-            for place, table in zip(places, tables, strict=True)
+            None if local is None else peek(local, table.format, key or (), table.options, rows_max)
+            for local, table in zip(places, tables, strict=True)
         )
         if a is None or b is None:
             return

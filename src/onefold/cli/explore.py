@@ -21,7 +21,7 @@ SHIPPED_STATES_MAX: Final = 20_000
 def explore(
     target: Annotated[str | None, Argument(help="module:handler, or module:app with an Endpoint.")] = None,
     message: Annotated[list[str] | None, Option(help="A body as JSON, or QUEUE:JSON; may be repeated.")] = None,
-    key: Annotated[str | None, Option(help="The field that names the entity. Default: all are for one.")] = None,
+    key: Annotated[str | None, Option(help="The field that names the entity. Default: one for all.")] = None,
     plan: Annotated[str | None, Option(help='The plan to explore, or "all".')] = None,
     workers: Annotated[int | None, Option(help="Consumers that work at once. Default: 2.")] = None,
     crashes: Annotated[int | None, Option(help="How many of them may be killed. Default: 1.")] = None,

@@ -145,7 +145,7 @@ def producers(topic: Folder, json: AsJson = False) -> None:
 
 
 def verify(topic: Folder, json: AsJson = False) -> None:
-    """Read a topic's whole log and tell every damaged place. Exit 1 if there is one, 0 if all is whole."""
+    """Read a topic's whole log, and name every damaged place. Exit 1 if there is one, 0 if all is whole."""
     findings = repair.verify(topic, now_ms=wall_ms())
     outcome = "all is whole" if findings.ok else "damaged: `onefold log salvage` saves the rest"
     tell([str(findings), outcome], _findings_document(findings), json)
@@ -181,7 +181,7 @@ def salvage(
     to: Annotated[Path, Argument(help="A folder for the new log; empty, or not there.")],
     json: AsJson = False,
 ) -> None:
-    """Copy all that is whole out of a damaged log into a new one, and tell what is lost. The old log is not changed."""
+    """Copy all that is whole out of a damaged log into a new one, and say what is lost. The old log is not changed."""
     findings = repair.salvage(topic, to)
     if (topic / FILE).is_file():
         shutil.copy(topic / FILE, to / FILE)  # last: without it, it is no topic yet

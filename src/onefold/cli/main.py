@@ -176,6 +176,9 @@ To clean what `check` finds, every day:
   onefold explain out/ ID                                           every copy of a message, and why
 
 New here? onefold demo. All commands: onefold --help. Is all installed? onefold doctor."""
+TAKE_URLS: Final = {"check", "diff", "audit", "explain", "window", "report", "memory", "init", "lorawan"}
+"""The commands that read, or write, wherever Spark or pyarrow can."""
+STORE: Final = re.compile(r"\b(s3[an]?|gs|abfss?|wasbs?|hdfs|dbfs):/\S*")
 COMPLETE: Final = "_ONEFOLD_COMPLETE"
 """The variable by which the script of `onefold completion` asks for completions."""
 
@@ -187,6 +190,8 @@ EXTRAS: Final[Mapping[str, str]] = {
     "redis": "redis",
     "nats": "nats",
     "psycopg": "postgres",
+    "deltalake": "delta",
+    **dict.fromkeys(("pyiceberg", "sqlalchemy"), "iceberg"),
     **dict.fromkeys(("aiomqtt", "paho"), "mqtt"),
     **dict.fromkeys(("starlette", "uvicorn", "websockets", "prometheus_client"), "serve"),
 }
@@ -212,7 +217,7 @@ class Helped(TyperCommand):
             if record is None:
                 continue
             name, usual = re.sub(r"<(?:list\[)?(\w+)(?:\]| range)?>$", r"<\1>", record[0]), "Options"
-            name = name.replace("<str>", "<text>")
+            name = name.replace("<str>", "<text>").replace("<Path>", "<path>")
             if param.param_type_name == "argument":
                 name, usual = re.sub(r"^\w+", lambda match: match[0].upper(), name), "Arguments"
             sections.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append((name, record[1]))
@@ -290,11 +295,17 @@ def onefold(
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run the command with these words (None: those of the process), and return its exit code.
+
+    >>> main(["check", "nowhere.jsonl", "--id", "event_id"])
+    2
+    """
     if COMPLETE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined] # it has no __all__
 
         completion_init()
     try:
+        _refuse_stores(sys.argv[1:] if argv is None else argv)
         outcome = typer.main.get_command(app).main(argv, prog_name="onefold", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
         from onefold.cli.output import fail  # with rich, which a help text can do without
@@ -306,6 +317,15 @@ def main(argv: list[str] | None = None) -> int:
             line = f"{getattr(error, 'values', {}).get('said', line)}; try: {better}"
         return fail(line, code)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _refuse_stores(words: Sequence[str]) -> None:
+    """Refuse the URL of a store where a path of this machine is meant, which would become a folder called ``s3:``."""
+    if words and words[0] not in TAKE_URLS:
+        for word in words[1:]:
+            if (url := STORE.search(word)) is not None:
+                which = "the pipeline's file must be" if words[0] == "run" else f"onefold {words[0]} reads and writes"
+                raise Misuse(f"{url[0]}: {which} on this machine; give a path", wrong=word)
 
 
 def _corrected(error: BaseException, words: list[str]) -> str | None:

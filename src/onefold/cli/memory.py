@@ -20,7 +20,7 @@ Path = Annotated[str, typer.Argument(help="The folder of a memory, or a checkpoi
 
 
 def ls(path: Path, json: AsJson = False) -> None:
-    """Tell what a memory is of, which version it has come to, and how much it holds."""
+    """Show which engine a memory belongs to, its version, and how much it holds."""
     memory, signed = _opened(path)
     buckets = {bucket: memory.runs(bucket) for bucket in memory.buckets_there()}
     lines = [{"bucket": bucket, **_line(runs)} for bucket, runs in buckets.items() if runs]
@@ -58,29 +58,29 @@ def show(
         raise Misuse(f"{len(key)} values, but the key is {signed['meaning'][role]}: {len(columns)} values are needed")
     first, check = (np.array([half], np.int64) for half in name_of(session("local[1]"), columns, key))
     bucket = int(memory.bucket_of(first)[0])
-    found: dict[str, Any] | None = None
+    remembered: dict[str, Any] | None = None
     for run in memory.runs(bucket):
         at = run.find(CHAINS, first, check)
         if at[0] >= 0:
             records = run.records(CHAINS, at)
             lower, upper, *_ = gaps_of(records).columns
             gaps = [[int(a), int(b)] for a, b in zip(lower, upper, strict=True) if a >= 0]
-            found = {"bucket": bucket, "head": _head(records), "gaps": gaps}
+            remembered = {"bucket": bucket, "head": _head(records), "gaps": gaps}
             break
     if json:
-        emit_json({"key": key, "remembered": found})
-    elif found is None:
+        emit_json({"key": key, "remembered": remembered})
+    elif remembered is None:
         people.print("nothing is remembered of it")
     else:
-        shown = _sequence if role == "producer" else _number
-        people.print(f"bucket {bucket}; the newest is {shown(found['head'])}; {len(found['gaps']):,} gaps")
-        for lower, upper in found["gaps"]:
-            people.print(f"  missing: after {shown(lower)} up to {shown(upper)}", highlight=False)
-    return 1 if found is None else 0
+        text = _sequence if role == "producer" else _number
+        people.print(f"bucket {bucket}; the newest is {text(remembered['head'])}; {len(remembered['gaps']):,} gaps")
+        for lower, upper in remembered["gaps"]:
+            people.print(f"  missing: after {text(lower)} up to {text(upper)}", highlight=False)
+    return 1 if remembered is None else 0
 
 
 def verify(path: Path, json: AsJson = False) -> int:
-    """Read every file of a memory, and tell which are damaged or missing."""
+    """Read every file of a memory, and name those that are damaged or missing."""
     memory, _ = _opened(path)
     files, problems = verify_held(memory.storage)
     for bucket in memory.buckets_there():
@@ -99,15 +99,15 @@ def verify(path: Path, json: AsJson = False) -> int:
 
 
 def _opened(path: str) -> tuple[MemoryFolder, dict[str, Any]]:
-    for place in (path, f"{path.rstrip('/')}/memory"):
-        storage = Storage(place)
+    for folder in (path, f"{path.rstrip('/')}/memory"):
+        storage = Storage(folder)
         if MARK in storage.names():
             try:
                 signed = signature(storage)
             except Misuse:  # a checkpoint is signed too
                 continue
             if signed is not None:
-                return MemoryFolder.anywhere(place), signed
+                return MemoryFolder.anywhere(folder), signed
     raise Misuse(f"{path} is no memory, and no checkpoint that has one", path=path)
 
 

@@ -9,11 +9,13 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from onefold.cli.output import local_folder
 from onefold.errors import Misuse
+from onefold.stores.addresses import is_far
 
 if TYPE_CHECKING:
     from onefold.spark.engine import Named
@@ -84,6 +86,7 @@ def format_of(path: str) -> str:
     if path.startswith("kafka://"):
         return "kafka"
     from onefold.spark.ingest import TABLE, is_table_name
+    from onefold.spark.lakes import DELTA, ICEBERG, is_metadata
     from onefold.spark.peek import visible
 
     folder = Path(path)
@@ -91,6 +94,10 @@ def format_of(path: str) -> str:
         return TABLE
     if (folder / "topic.json").is_file():
         return "onefold-log"
+    if (folder / "_delta_log").is_dir():
+        return DELTA
+    if is_metadata(path) or re.search(r"[^/]\.(db|sqlite)#[^/]+$", path):
+        return ICEBERG
     files = visible(folder) if folder.is_dir() else iter([folder])
     endings = (Path(file.stem).suffix if file.suffix in _PACKED else file.suffix for file in files)
     return next((_FORMATS[ending] for ending in endings if ending in _FORMATS), "parquet")
@@ -101,8 +108,7 @@ def refuse_path(path: str, what: str = "", master: str = "local") -> Path | None
 
     ``what``: the setting that names it. ``master``: where Spark runs; its paths may be those of a cluster.
     """
-    is_far = not path.startswith("file:") and re.match("[a-z][a-z0-9+.-]+:/", path, re.I)
-    if is_far or not path or any(sign in path for sign in "*?[{"):
+    if is_far(path) or not path or any(sign in path for sign in "*?[{"):
         return None
     if not master.startswith("local") or any(name in os.environ for name in _CLUSTER):
         return None
@@ -136,10 +142,16 @@ def refuse_mistakes(
     master: str = "local",
 ) -> "Peek | None":  # fmt: skip
     """Refuse a path, a format or a column that cannot be, as far as files of this machine tell; what was seen of it."""
-    from onefold.spark.peek import peek
+    from onefold.spark.lakes import PACKAGES, open_snapshot
+    from onefold.spark.peek import Peek, peek
 
     if kind == "table":
         return None
+    if kind in PACKAGES:
+        if find_spec(PACKAGES[kind]) is None:  # Spark may have a connector of its own
+            return None
+        _check(Peek(open_snapshot(path, kind, options or {}).schema, {}, complete=True), columns)
+        return None  # its texts were not looked at
     if kind == "kafka":
         from onefold.spark.kafka import Topic
 

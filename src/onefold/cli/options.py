@@ -21,7 +21,7 @@ from onefold.stores.addresses import masked, sqlite_file
 
 TOKEN: Final = "ONEFOLD_TOKEN"  # noqa: S105 # the name of a variable
 TOKEN_BYTES_MAX: Final = 4_096
-VARIABLE: Final = "With a password in it, better the variable: all users of a machine can read the words of a command."
+VARIABLE: Final = "With a password, use the variable: other users can see a command line."
 STORE: Final = "The store: a file, such as notes.db."
 
 _STORE: Final = Option(

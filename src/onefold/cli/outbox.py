@@ -93,7 +93,9 @@ def ls(
     store: Store,
     transport: MaybeTransport = None,
     endpoint: Of = None,
-    older_than_s: Annotated[float, Option(min=0, help="Leave out what is younger: somebody is probably at it.")] = 0,
+    older_than_s: Annotated[
+        float, Option(min=0, help="Seconds; leave out younger ones, which a worker probably has.")
+    ] = 0,
     limit: Annotated[int, Option(min=1, max=LOOKED_MAX, help="How many to show of each.")] = 1_000,
     as_json: AsJson = False,
 ) -> None:
@@ -134,13 +136,15 @@ def recover(
     transport: Transport,
     tokens: Tokens = None,
     endpoint: Of = None,
-    older_than_s: Annotated[float, Option(min=0, help="Seconds; what is younger is left to whoever is at it.")] = 60,
+    older_than_s: Annotated[
+        float, Option(min=0, help="Seconds; younger entries are left to the worker that has them.")
+    ] = 60,
     as_json: AsJson = False,
 ) -> int:
     """Finish what is left in outboxes: send what is to be sent, once, and remove tokens that were made for nothing.
 
-    Consumers do the same from time to time. It can run at any time, and beside them. Exit code 1 if somebody else was
-    at an entry: then it is theirs, or the next call's.
+    Consumers do the same from time to time. It can run at any time, and beside them. Exit code 1 if another process had
+    an entry: it finishes that, or the next call does.
     """
     if endpoint is not None:
         check_name(endpoint, "endpoint")
@@ -149,9 +153,9 @@ def recover(
         assert stores.queue is not None
         world = World(stores.entities, stores.tokens, stores.queue)
         done = recover_stores(world, wall_ms(), older_than_s, endpoint)
-    left = f"{done.conflicts:,} left to somebody else, {done.swept:,} useless tokens removed"
+    rest = f"{done.conflicts:,} left to somebody else, {done.swept:,} useless tokens removed"
     document = {name: count for name, count in asdict(done).items() if name != "purged"}
-    tell(f"{done.finished:,} finished, {left}", document, as_json)
+    tell(f"{done.finished:,} finished, {rest}", document, as_json)
     return 1 if done.conflicts else 0
 
 
@@ -162,7 +166,7 @@ def migrate(
 ) -> None:
     """Make the tables of an outbox, or bring them up to date. Opening a store does it, too, if it is allowed to.
 
-    Each statement can be run again. The tables tell their version: an older onefold refuses those of a later one.
+    Each statement can be run again. The tables carry a version: an older onefold refuses those of a later one.
     """
     statements = schema_at(store)
     if sql:

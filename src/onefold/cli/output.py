@@ -37,6 +37,7 @@ from rich.text import Text
 from typer import Option
 
 from onefold.report.text import without_secrets
+from onefold.stores.addresses import is_far
 from onefold.text import OBEYED, printable, without_logins
 
 PIPE_COLUMNS: Final = 120
@@ -158,10 +159,9 @@ def local_folder(path: str) -> Path | None:
     >>> local_folder("out"), local_folder("file:///a%20b"), local_folder("hdfs://host/out")
     (PosixPath('out'), PosixPath('/a b'), None)
     """
-    parts = urlsplit(path)
-    if parts.scheme == "file":
-        return Path(unquote(parts.path))
-    return None if parts.scheme and "://" in path else Path(path)
+    if path.lower().startswith("file:"):
+        return Path(unquote(urlsplit(path).path))
+    return None if is_far(path) else Path(path)
 
 
 class BatchLines:

@@ -24,7 +24,7 @@ def reconcile(
     peer: Annotated[str, Argument(metavar="PEER", help="A server, ws://HOST:PORT, or the file of another store.")],
     pull: Annotated[bool, Option(help="Fetch what the store lacks.")] = True,
     push: Annotated[bool, Option(help="Send what the peer lacks.")] = True,
-    dry_run: Annotated[bool, Option("--dry-run", help="Move nothing: only tell what differs.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Move nothing: only say what differs.")] = False,
     since: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or later.")] = None,
     until: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or earlier.")] = None,
     wire: Annotated[Literal["v1", "xor"], Option(help="v1: of today. xor: ids of other sizes, trusted peers.")] = "v1",

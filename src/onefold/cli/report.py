@@ -1,19 +1,26 @@
 """``onefold report``: the page of a run, made again from what the run left."""
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.text import Text
 
-from onefold.cli.output import AsJson, emit_json, people, replace_file
+from onefold.cli.output import AsJson, emit_json, local_folder, people, replace_file
+from onefold.errors import Misuse
+from onefold.stores.addresses import is_far
 
 PAGE = "report.html"
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a run, a stream or `diff --out`, or a file from --json.")],
-    out: Annotated[Path | None, typer.Option(help=f"Where the page goes; else {PAGE} there or beside it.")] = None,
+    run: Annotated[
+        str, typer.Argument(help="Folder or URL of a run, a stream or `diff --out`, or a file from --json.")
+    ],
+    out: Annotated[str | None, typer.Option(help=f"Where the page goes; else {PAGE} there or beside it.")] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: AsJson = False,
 ) -> None:
@@ -24,14 +31,51 @@ def report(
     """
     from onefold.report.page import RunReport
 
-    loaded = RunReport.load(run)
-    path = out if out is not None else (run if run.is_dir() else run.parent) / PAGE
+    with _documents_of(run) as folder:
+        loaded = RunReport.load(folder)
+    if is_far(run):
+        loaded.document["path"] = run
+    beside = run.rstrip("/") if is_far(run) or folder.is_dir() else str(folder.parent)
+    path = out if out is not None else f"{beside}/{PAGE}"
     lines = list(loaded.lines())  # all of the document is looked at before anything is written
-    replace_file(path, loaded.html().encode())
+    if (file := local_folder(path)) is not None:
+        replace_file(file, loaded.html().encode())
+        path = str(file.absolute())
+    else:
+        from onefold.spark.objects import file_system
+
+        store, name = file_system(path)
+        with store.open_output_stream(name) as stream:
+            stream.write(loaded.html().encode())
     if json:
         emit_json(loaded.document)
     for thing in lines:
         people.print(thing, soft_wrap=isinstance(thing, Text))
-    people.lines(f"report: {path.absolute()}")
+    people.lines(f"report: {path}")
     if show:
-        typer.launch(str(path.absolute()))
+        typer.launch(path)
+
+
+@contextmanager
+def _documents_of(run: str) -> Iterator[Path]:
+    """The folder or file of a run; of one in a store, a folder with what it says of itself, without its rows."""
+    local = local_folder(run)
+    if local is not None:
+        yield local
+        return
+    from onefold.report.documents import BATCHES, DIFF, FIGURES, PROGRESS, RUN, STREAM, TALLY
+    from onefold.spark.objects import files_below, opened
+
+    root = f"{run.rstrip('/')}/"
+    wanted = (RUN, DIFF, STREAM, FIGURES, PROGRESS)
+    files = {file.url[len(root) :]: file.url for file in files_below(run)}
+    names = [name for name in files if name in wanted or (name.startswith(f"{BATCHES}/") and name.endswith(TALLY))]
+    if not names:
+        raise Misuse(f"{run} holds no {RUN}, {STREAM} or {DIFF}: it is not a complete run", path=run)
+    with tempfile.TemporaryDirectory(prefix="onefold-report-") as folder:
+        for name in names:
+            copy = Path(folder, name)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            with opened(files[name]) as file:
+                copy.write_bytes(file.read())
+        yield Path(folder)

@@ -55,9 +55,9 @@ def run(
     A batch run is complete when its folder holds run.json; running again replaces it. It ends with an audit: what can
     now be read there is compared with what was read from the source, and that with a count of its rows that did not go
     through the reader (manifest.jsonl); if they do not agree it is not complete, the rows that are wrong are named, and
-    kept in audit/. Exit 1 if files could not be read and were set aside. With memory.path a run goes on from the last
+    kept in audit/. Exit 1 if files could not be read and were set aside. With memory.path a run continues from the last
     one: it reads the files that came since, and publishes them as the next version. A stream publishes each of its
-    batches once; starting it again goes on where it ended. Ctrl-C and SIGTERM let the batch in hand finish.
+    batches once; starting it again continues where it ended. Ctrl-C and SIGTERM let the current batch finish.
     """
     from onefold.cli.pipeline import refuse_pipeline
 
@@ -97,7 +97,7 @@ def _tell(settings: Settings, result: dict[str, Any], *, strict: bool, json: boo
         return False
     tally = Tally.from_dict(result["tally"])
     people.print(text.books(tally, settings.judge.engine))
-    people.print(text.ranges(result))
+    people.print(text.ranges(result, "; all are in gaps/ of the output"))
     people.print(text.banner(tally))
     for line in text.absent(result):
         people.print(line, soft_wrap=True)
@@ -125,7 +125,7 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
     from onefold.spark.signature import refuse_overlap
     from onefold.spark.versions import NothingNew
 
-    writes = [] if settings.publish.format == "postgres" else [("publish.path", settings.publish.path)]
+    writes = [("publish.path", settings.publish.path)] if settings.publish.is_folder else []
     writes += [] if settings.memory.path is None else [("memory.path", settings.memory.path)]
     refuse_overlap([("source.path", settings.source.path)], writes)
     page = settings.report.page
@@ -140,6 +140,7 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
                     spark, source, engine, settings.publish.path, strategy=settings.publish.strategy, settings=public,
                     ranges_max=settings.report.ranges_max, figures=None if page == "off" else figures_of(settings),
                     say=begin, memory=memory_of(settings, version), format=settings.publish.format,
+                    options=settings.publish.options,
                 ).to_dict()  # fmt: skip
         except NothingNew as nothing:
             told = {"version": nothing.version, "nothing_new": str(nothing)}

@@ -76,7 +76,7 @@ def ingest(
 ) -> None:
     """Take messages over HTTP and websocket, and store each once.
 
-    Ctrl-C and SIGTERM stop it: what is in hand is stored and answered. A kill loses nothing that was acknowledged.
+    Ctrl-C and SIGTERM stop it: what has arrived is stored and answered. A kill loses nothing that was acknowledged.
     """
     from onefold.producers.server import IngestLimits, IngestServer, IngestSettings
     from onefold.producers.topic import Topics, TopicSettings
@@ -120,7 +120,7 @@ def desk(
 ) -> None:
     """Take requests over HTTP, and hand each on once.
 
-    PUT /orders/ID makes room for a request, POST fills and submits it, GET tells how it stands, DELETE forgets it; ID
+    PUT /orders/ID makes room for a request, POST fills and submits it, GET shows its state, DELETE forgets it; ID
     is a UUID of version 7. Each can be repeated without harm. Ctrl-C and SIGTERM stop it.
     """
     from onefold.outbox.desk import Desk, DeskServer, DeskSettings
@@ -175,7 +175,7 @@ def gateway(
 ) -> None:
     """Take radio frames from gateways, count each once, and acknowledge it once.
 
-    LoRa Basics Stations connect by websocket (tc.uri: ws://HOST:PORT). Ctrl-C and SIGTERM stop it: what is in hand is
+    LoRa Basics Stations connect by websocket (tc.uri: ws://HOST:PORT). Ctrl-C and SIGTERM stop it: what has arrived is
     decided, stored and answered. SIGHUP reads the registry again; a change of its file does, too.
     """
     _check_gateway(

@@ -28,7 +28,7 @@ def console(
     run: Annotated[list[Path] | None, Option(metavar="DIR", help="Folder of a run or stream; may be repeated.")] = None,
     server: Annotated[
         list[str] | None,
-        Option(metavar="URL", help="A server, or a stream with --metrics: http://127.0.0.1:7654; again."),
+        Option(metavar="URL", help="A server, or a stream with --metrics: http://127.0.0.1:7654; may be repeated."),
     ] = None,
     server_token_file: Annotated[Path | None, Option(help="A file with the token that these servers want.")] = None,
     host: Host = "127.0.0.1",
@@ -56,12 +56,12 @@ def opened_console(
     """The server of a console, with rejected rows from the files and answers from Spark, where that is installed."""
     from onefold.report.console.app import ConsoleServer
     from onefold.report.console.watch import Folder, WatchedServer
-    from onefold.report.documents import FAR
+    from onefold.stores.addresses import is_far
 
     if not runs and not servers:
         raise Misuse("there is nothing to show: give --run DIR or --server URL")
     for folder in runs:
-        if FAR.match(str(folder)) or folder.is_file():
+        if is_far(str(folder)) or folder.is_file():
             raise Misuse(f"{folder}: is not a folder of this machine", run=str(folder))
     if server_token is not None and not servers:
         raise Misuse("--server-token-file is given, but no --server")

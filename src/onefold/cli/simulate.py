@@ -53,7 +53,7 @@ def simulate(
     late: Annotated[Share, Option(help="With --ids: share of copies that come more than an hour later.")] = 0.02,
     as_json: AsJson = False,
 ) -> None:
-    """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is so."""
+    """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is true of it."""
     from onefold.testing.traffic import Traffic, make, write
 
     if ids:
@@ -73,15 +73,15 @@ def simulate(
     kind = format or "parquet"
     if devices:
         refuse({"--chains": chains != 100, "--text-numbers": text_numbers, "--skew": skew}, "is not for --devices")
-        made = _readings(seed, rows, devices, reboots, faults)
+        result = _readings(seed, rows, devices, reboots, faults)
     else:
         refuse({"--reboots": reboots}, "needs --devices")
         traffic = Traffic(seed=seed, rows=rows, chains=chains, skew=skew, text_numbers=text_numbers, faults=faults)
         with people.status(f"making {rows:,} rows"):
-            made = make(traffic)
-    write(made, out, kind, files)
+            result = make(traffic)
+    write(result, out, kind, files)
     whose = {"devices": devices, "reboots": reboots} if devices else {"chains": chains}
-    _show(made, out, kind, files, whose, as_json)
+    _show(result, out, kind, files, whose, as_json)
 
 
 def _readings(seed: int, rows: int, devices: int, reboots: int, faults: Faults) -> "Made":
@@ -91,8 +91,8 @@ def _readings(seed: int, rows: int, devices: int, reboots: int, faults: Faults) 
         return make_readings(Readings(seed=seed, rows=rows, devices=devices, reboots=reboots, faults=faults))
 
 
-def _show(made: "Made", out: Path, format: str, files: int, whose: dict[str, int], as_json: bool) -> None:
-    truth, rows = made.truth, made.settings.rows
+def _show(result: "Made", out: Path, format: str, files: int, whose: dict[str, int], as_json: bool) -> None:
+    truth, rows = result.truth, result.settings.rows
     verdicts = {entry["values"]: entry["counts"] for entry in truth.rows["verdict"].value_counts().to_pylist()}
     summary: dict[str, Any] = {
         "path": str(out),
@@ -100,7 +100,7 @@ def _show(made: "Made", out: Path, format: str, files: int, whose: dict[str, int
         "truth": str(out / "truth"),
         "format": format,
         "files": files,
-        "seed": made.settings.seed,
+        "seed": result.settings.seed,
         "rows": rows,
         **whose,
         "originals": verdicts.get("FIRST", 0),
@@ -135,11 +135,11 @@ def _simulate_ids(
         late=shares["late"],
     )  # fmt: skip
     with people.status(f"making {events.rows:,} rows"):
-        made = make_events(events)
-        write(made, out, format, files)
-    lags, late = made.rows["lag_ms"].to_pylist(), made.rows["late_ms"].to_pylist()
+        result = make_events(events)
+        write(result, out, format, files)
+    lags, late = result.rows["lag_ms"].to_pylist(), result.rows["late_ms"].to_pylist()
     copies = [(lag, behind) for lag, behind in zip(lags, late, strict=True) if lag is not None]
-    conflicts = made.rows["verdict"].to_pylist().count("REJECT")
+    conflicts = result.rows["verdict"].to_pylist().count("REJECT")
     beyond = sum(behind > events.window_ms for _, behind in copies)
     summary = {
         "path": str(out), "messages": str(out / "messages"), "truth": str(out / "truth"), "format": format,

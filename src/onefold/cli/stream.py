@@ -106,10 +106,10 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
     from onefold.spark.stream import Streaming, run_stream
 
     judge, publish = settings.judge, settings.publish
-    if publish.checkpoint == "auto" and publish.format == "postgres":
-        raise Misuse('publish.checkpoint: is "auto", must be a folder: a database has no place for it')
+    if publish.checkpoint == "auto" and not publish.is_folder:
+        raise Misuse('publish.checkpoint: is "auto", must be a folder: a table of a database or catalogue has no place')
     checkpoint = checkpoint_of(settings)
-    output = [] if publish.format == "postgres" else [("publish.path", publish.path)]
+    output = [("publish.path", publish.path)] if publish.is_folder else []
     refuse_overlap([("source.path", settings.source.path)], [("publish.checkpoint", checkpoint), *output])
     spark, source, engine = opened(settings)
     streaming = Streaming(
@@ -124,6 +124,7 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
     with stopped_by_signals(stop):  # after Spark, which has its own idea of Ctrl-C
         return run_stream(
             spark, source, engine, streaming, publish.path, format=publish.format, strategy=publish.strategy,
+            options=publish.options,
             say=lambda line: people.lines(line, style="yellow"), tell=tell, stop=stop,
         )  # fmt: skip
 

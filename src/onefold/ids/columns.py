@@ -27,7 +27,6 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from onefold.hashed_names import find
 from onefold.ids.rules import ANSWERS, FORGOTTEN, NEW, SEEN, STATE_FULL, TIME_MAX, IdSettings
 
 Int64s: TypeAlias = NDArray[np.int64]
@@ -138,10 +137,10 @@ class SortedIds:
         key, check, digest = rows.key, rows.check, np.zeros_like(rows.key) if rows.digest is None else rows.digest
         goes_on = self._last is not None and self._last[:2] == (key[0], check[0])
         begins = np.concatenate(([not goes_on], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))
-        place = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), -1))
-        content = digest[place]
+        start = np.maximum.accumulate(np.where(begins, np.arange(len(begins)), -1))
+        content = digest[start]
         if goes_on and self._last is not None:
-            content[place < 0] = self._last[2]
+            content[start < 0] = self._last[2]
         judged = np.where(begins, _NEW, _SEEN).astype(np.int8)
         judged[digest != content] = CODES[self._settings.differs.reason]
         codes[good] = judged
@@ -171,37 +170,6 @@ class Slices(Protocol):
 
     def drop(self, slice_: int) -> None:
         """Forget a slice."""
-
-
-class MemorySlices:
-    """Slices in memory."""
-
-    def __init__(self) -> None:
-        self._slices: dict[int, SliceNames] = {}
-
-    def counts(self) -> dict[int, int]:
-        return {slice_: len(names.key) for slice_, names in self._slices.items()}
-
-    def find(self, slice_: int, key: Int64s, check: Int64s) -> tuple[Bools, Int64s | None]:
-        names = self._slices.get(slice_)
-        if names is None:
-            return np.zeros(len(key), np.bool_), None
-        at = find(names.key, names.check, key, check)
-        return at >= 0, None if names.digest is None else names.digest[at[at >= 0]]
-
-    def keep(self, slice_: int, names: SliceNames) -> None:
-        own = self._slices.get(slice_)
-        if own is not None:
-            key, check = np.concatenate((own.key, names.key)), np.concatenate((own.check, names.check))
-            order = np.lexsort((check, key))
-            digest = None
-            if own.digest is not None and names.digest is not None:
-                digest = np.concatenate((own.digest, names.digest))[order]
-            names = SliceNames(key[order], check[order], digest)
-        self._slices[slice_] = names
-
-    def drop(self, slice_: int) -> None:
-        self._slices.pop(slice_, None)
 
 
 def judge_batch(
@@ -239,17 +207,17 @@ def judge_batch(
     ids = ids[np.lexsort((rows.check[ids], rows.key[ids]))]
     names = rows.take(ids)
     numbers = names.time // settings.slice_ms if settings.window_ms is not None else np.zeros(len(ids), np.int64)
-    known, digest = _known(names, numbers, slices, settings.clock)
-    if settings.window_ms is not None and not known.all():
-        most = int(names.time[~known].max())
+    is_known, digest = _known(names, numbers, slices, settings.clock)
+    if settings.window_ms is not None and not is_known.all():
+        most = int(names.time[~is_known].max())
         most = most if now_ms is None or settings.clock else min(most, settings.ahead(now_ms)[0])
         reached = most if reached is None else max(reached, most)
     _forget(slices, settings, reached)
-    room = _keep(names, numbers, ~known, slices, settings, settings.horizon(reached), is_part)
+    room = _keep(names, numbers, ~is_known, slices, settings, settings.horizon(reached), is_part)
     judged = np.full(len(first), _SEEN, np.int8)
-    judged[ids] = np.where(known, _SEEN, np.where(room, _NEW, _STATE_FULL))
+    judged[ids] = np.where(is_known, _SEEN, np.where(room, _NEW, _STATE_FULL))
     full = np.zeros(len(first), np.bool_)
-    full[ids] = ~known & ~room
+    full[ids] = ~is_known & ~room
     judged[full[first]] = _STATE_FULL
     if rows.digest is not None:
         content = np.empty(len(first), np.int64)
@@ -261,16 +229,16 @@ def judge_batch(
 
 def _known(names: IdRows, numbers: Int64s, slices: Slices, clock: bool) -> tuple[Bools, Int64s | None]:
     """Which names the slices hold, and the content of each name's first: as it is remembered, else its own."""
-    known = np.zeros(len(names.key), np.bool_)
+    is_known = np.zeros(len(names.key), np.bool_)
     digest = None if names.digest is None else names.digest.copy()
     counts = slices.counts()
     for slice_ in counts if clock else [each for each in np.unique(numbers).tolist() if each in counts]:
-        asked = np.flatnonzero(~known) if clock else np.flatnonzero(numbers == slice_)
-        there, digests = slices.find(slice_, names.key[asked], names.check[asked])
-        known[asked[there]] = True
+        rows = np.flatnonzero(~is_known) if clock else np.flatnonzero(numbers == slice_)
+        there, digests = slices.find(slice_, names.key[rows], names.check[rows])
+        is_known[rows[there]] = True
         if digest is not None and digests is not None:
-            digest[asked[there]] = digests
-    return known, digest
+            digest[rows[there]] = digests
+    return is_known, digest
 
 
 def _forget(slices: Slices, settings: IdSettings, newest: int | None) -> None:
@@ -289,8 +257,8 @@ def _keep(
         room[np.flatnonzero(new)[max(0, settings.ids_max - sum(slices.counts().values())) :]] = False
     young = numbers >= (np.iinfo(np.int64).min if horizon is None else settings.slice_of(horizon))
     young[-1] |= is_part
-    kept = np.flatnonzero(room & young)
-    for slice_ in np.unique(numbers[kept]).tolist():
-        own = names.take(kept[numbers[kept] == slice_])
+    rows = np.flatnonzero(room & young)
+    for slice_ in np.unique(numbers[rows]).tolist():
+        own = names.take(rows[numbers[rows] == slice_])
         slices.keep(slice_, SliceNames(own.key, own.check, own.digest))
     return room

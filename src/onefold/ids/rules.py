@@ -192,7 +192,7 @@ class IdSettings(NamedTuple):
 
 
 class IdDetector:
-    """Judges messages by their ids; see the head of this file.
+    """Judges messages by their ids.
 
     >>> ids = IdDetector()
     >>> [str(ids.judge(id)) for id in ("a", "b", "a", None)]

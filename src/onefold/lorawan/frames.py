@@ -114,7 +114,7 @@ class _DataFrame(NamedTuple):
 
 
 class DataUp(_DataFrame):
-    """A data frame from a device."""
+    """A data frame from a device, as `parse` reads it; its counter has the 16 bits that travel."""
 
     __slots__ = ()
 
@@ -133,7 +133,7 @@ class DataUp(_DataFrame):
 
 
 class DataDown(_DataFrame):
-    """A data frame to a device."""
+    """A data frame to a device, such as an acknowledgement, as `parse_down` reads it."""
 
     __slots__ = ()
 
@@ -144,7 +144,7 @@ class DataDown(_DataFrame):
 
 
 class JoinRequest(NamedTuple):
-    """A device wants to join."""
+    """A device asks to join the network, under a number (``dev_nonce``) that it uses once."""
 
     mhdr: int
     join_eui: int
@@ -167,6 +167,7 @@ class JoinRequest(NamedTuple):
 
 
 Frame: TypeAlias = DataUp | JoinRequest
+"""What a device sends, and `parse` reads."""
 _Data = TypeVar("_Data", DataUp, DataDown)
 
 
@@ -190,6 +191,7 @@ def parse(phy: bytes) -> Frame:
 
 
 def parse_down(phy: bytes) -> DataDown:
+    """The data frame to a device that these bytes are; `BadInput`, with the offset, for anything else."""
     if _kind(phy) in (UNCONFIRMED_DOWN, CONFIRMED_DOWN):
         return _data(DataDown, phy)
     raise BadInput(f"byte 0 is 0x{phy[0]:02x}: no data frame to a device", offset=0, value=phy[0])

@@ -77,13 +77,13 @@ def find_owner(devices: Iterable[tuple[bytes, int | None]], frame: DataUp | Data
 
 def signed_up(
     *, nwk_skey: bytes, dev_addr: int, fcnt: int, payload: bytes = b"", fport: int | None = 1, fopts: bytes = b"",
-    confirmed: bool = False, adr: bool = False, ack: bool = False,
+    confirmed: bool = False, adr: bool = False,
 ) -> DataUp:  # fmt: skip
     """A frame as a device sends it; ``fcnt`` has 32 bits, ``payload`` is encrypted already."""
     if fport is None and payload:
         raise Misuse("a frame without a port has no payload", payload=payload)
     mhdr = frames.CONFIRMED_UP if confirmed else frames.UNCONFIRMED_UP
-    fctrl = frames.ADR * adr | frames.ACK * ack | len(fopts)
+    fctrl = frames.ADR * adr | len(fopts)
     frame = DataUp(mhdr, dev_addr, fctrl, fcnt & 0xFFFF, fopts, fport, payload, 0)
     return frame._replace(mic=data_mic(nwk_skey, frame.raw, dev_addr, fcnt))
 
@@ -93,8 +93,8 @@ def signed_join(*, app_key: bytes, join_eui: int, dev_eui: int, dev_nonce: int) 
     return request._replace(mic=join_mic(app_key, request.raw))
 
 
-def ack_down(*, nwk_skey: bytes, dev_addr: int, fcnt: int, ack: bool = True, pending: bool = False) -> bytes:
+def ack_down(*, nwk_skey: bytes, dev_addr: int, fcnt: int, pending: bool = False) -> bytes:
     """A frame down that confirms the last one up and carries nothing else, as bytes; ``fcnt`` has 32 bits."""
-    fctrl = frames.ACK * ack | frames.PENDING * pending
+    fctrl = frames.ACK | frames.PENDING * pending
     frame = DataDown(frames.UNCONFIRMED_DOWN, dev_addr, fctrl, fcnt & 0xFFFF, b"", None, b"", 0)
     return frame._replace(mic=data_mic(nwk_skey, frame.raw, dev_addr, fcnt, down=True)).phy

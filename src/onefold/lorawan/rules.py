@@ -43,6 +43,7 @@ NULL_KEY: Final = Answer(Verdict.REJECT, "null_key")
 BAD_TIME: Final = Answer(Verdict.REJECT, "bad_time")
 UNKNOWN_DEVICE: Final = Answer(Verdict.REJECT, "unknown_device")
 BAD_MIC: Final = Answer(Verdict.REJECT, "bad_mic")
+"""The integrity code is right under no counter that the device may have: forged, damaged, or another one's key."""
 OLD_COUNTER: Final = Answer(Verdict.REJECT, "old_counter")
 COUNTER_GAP: Final = Answer(Verdict.REJECT, "counter_gap")
 OTHER_GATEWAY: Final = Answer(Verdict.REJECT, "other_gateway")
@@ -81,6 +82,7 @@ RULES: Final = {
 }
 
 ANSWERS: Final = tuple(RULES)
+"""Every answer of this engine; the position of one is its code in columns, so new ones go to the end."""
 """The position is the answer's code wherever answers travel in columns: new ones go to the end. The verdict says if
 a reception counts; where it goes, up or down, is a matter of the strategy (`TABLE`)."""
 
@@ -114,6 +116,8 @@ NOT_DUPLICATE, SOFT_DUPLICATE, RESUBMISSION, DUPLICATE = Status
 
 
 class Route(NamedTuple):
+    """Where a frame goes: up to the application, down to the device."""
+
     up: bool
     down: bool
     """Its confirmation is sent to the device."""
@@ -173,6 +177,8 @@ def route_lost(strategy: Strategy) -> Route:
 
 
 class Sighting(NamedTuple):
+    """Who heard a frame first, when, and when it was last heard by anybody; Unix milliseconds."""
+
     station: str
     since_ms: int
     last_ms: int
@@ -345,6 +351,8 @@ class Heard:
 
 
 class Checked(NamedTuple):
+    """What `check` says of a counter: why it may not be (None: it may), and whether the device began again."""
+
     problem: Answer | None
     restarted: bool
 
@@ -400,7 +408,7 @@ class Counters(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A server wants to count a frame."""
+    """A server wants to count this frame; of all servers that do, the coordinator lets one."""
 
     device: str
     server: str
@@ -430,6 +438,8 @@ class Claim(NamedTuple):
 
 
 class Claimed(NamedTuple):
+    """What the coordinator answers a `Claim`: whether it won, and whose the frame is."""
+
     won: bool
     server: str
     fcnt_up: int
@@ -556,6 +566,8 @@ JOINS: Final = "join/"
 
 
 class Judged(NamedTuple):
+    """What becomes of a reception: its answer, its status after ADR 007, where it goes, its counter of 32 bits."""
+
     answer: Answer
     status: Status
     route: Route
@@ -584,22 +596,22 @@ class NetworkServer:
         routed = route(status, device.strategy, confirmed=confirmed, first_message=fcnt <= FIRST_MESSAGE_MAX)
         if status is SOFT_DUPLICATE or status is DUPLICATE:
             return Judged(answer, status, routed, fcnt, None)
-        known, last = status is RESUBMISSION, heard.fcnt_up
+        is_known, last = status is RESUBMISSION, heard.fcnt_up
         problem, restarted = check(
-            device, heard, fcnt, confirmed=confirmed, known=known, gap_max=self.gap_max,
+            device, heard, fcnt, confirmed=confirmed, known=is_known, gap_max=self.gap_max,
             resubmits_max=self.resubmits_max,
         )  # fmt: skip
         if problem is not None:
-            if not known or answer is COUNTED_BEFORE:
+            if not is_known or answer is COUNTED_BEFORE:
                 self.stations.sightings.forget(key)
             if problem is REPLAYED and answer is COUNTED_BEFORE:
                 problem = COUNTED_BEFORE  # no confirmation explains it, but who sent it again is not known, either
             if problem is OLD_COUNTER and answer is FORGOTTEN:
                 problem = FORGOTTEN  # it may be a copy of what level 1 had to give up: no reason to accuse it
             return Judged(problem, status, NOWHERE, fcnt, None)
-        if not known and restarted:  # level 1 does not know it, and it passed: here the counter knows more
+        if not is_known and restarted:  # level 1 does not know it, and it passed: here the counter knows more
             answer = RESTARTED if answer is NEW_FRAME else FORGOTTEN
-        elif not known:
+        elif not is_known:
             # The last counter once more, after the expiry or a restart of the server: was the first copy counted?
             answer = FORGOTTEN if fcnt == last else NEW_FRAME
         heard.frame = key

@@ -75,7 +75,14 @@ def _arguments(call: Callable[..., Any]) -> int:
 
 
 class Endpoint:
-    """Handlers, stores and a transport. A store that is given, not named by its address, is the caller's to close."""
+    """Handlers, a store for what they change, and the queue that their messages come from.
+
+        app = Endpoint("billing", store="postgresql://shop@db/shop")
+
+    ``store``: the address of a SQLite file, PostgreSQL, or "memory://"; also a store that is open, which the caller
+    closes. ``transport``: the address of the queue; None: the store is the queue, too. ``tokens``: of a store for
+    tokens alone, such as Redis. ``plan``: by which steps a message is processed; None: what suits these addresses.
+    """
 
     def __init__(
         self, name: str, *, store: str | Ledger | EntityStore, transport: str | Queue | None = None,

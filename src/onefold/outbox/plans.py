@@ -269,6 +269,7 @@ def pack(value: Any) -> str:
 
 
 def pack_entry(entry: Entry) -> str:
+    """An outbox entry as JSON text, as a store keeps it; `unpack_entry` reads it."""
     stored = {"outgoing": [out.stored for out in entry.outgoing], "attempt": entry.attempt, "origin": entry.origin}
     return pack(stored | {"answers": dict(entry.answers)} if entry.answers else stored)
 
@@ -496,6 +497,8 @@ class Peek(NamedTuple):
 
 
 class Settled(StrEnum):
+    """What came of the transaction that ends a message: done, or its entity was changed, or its token is gone."""
+
     DONE = "done"
     STALE = "stale"
     NO_TOKEN = "no_token"  # noqa: S105 # no password
@@ -573,6 +576,7 @@ class Outcome(StrEnum):
 
 
 Attempt = Generator[Step, Any, Outcome]
+"""One try at one message: it yields steps, is sent what came of each, and returns how it ended."""
 
 
 def checkpointed(key: Key, message: Message) -> Attempt:
@@ -729,12 +733,14 @@ Recovery = Callable[[Key, str], Attempt]
 PLANS: Final[Mapping[str, Plan]] = MappingProxyType(
     {"checkpointed": checkpointed, "parented": parented, "transactional": transactional, "local": local}
 )
+"""By its name: which steps process a message."""
 RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
     {
         "checkpointed": resumed, "parented": resumed,
         "transactional": partial(resumed, at_once=True), "local": partial(resumed, at_once=True),
     }
 )  # fmt: skip
+"""By the name of a plan: what finishes an outbox entry that it left behind."""
 
 
 def _asked(

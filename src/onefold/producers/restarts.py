@@ -242,10 +242,10 @@ class Counters:
         stay = np.searchsorted(runs.owner, runs.owner, "right") - np.arange(len(runs.owner)) <= self.runs_max
         self.give_up(~stay)
 
-    def give_up(self, gone: Bools) -> None:
+    def give_up(self, expired: Bools) -> None:
         """Forget these runs, which must be the oldest of their devices."""
-        np.maximum.at(self.forgotten, self.runs.owner[gone], self.runs.until[gone])
-        self.runs = self.runs.take(~gone)
+        np.maximum.at(self.forgotten, self.runs.owner[expired], self.runs.until[expired])
+        self.runs = self.runs.take(~expired)
 
     def missing(self) -> MissingRuns:
         owner, low, high = self.runs.owner, self.runs.low, self.runs.high
@@ -258,11 +258,11 @@ class Counters:
 
 def _reasons(items: Runs, is_run: Bools) -> Codes:
     """Why each row among runs is FIRST, if they come one after the other."""
-    place = np.arange(len(is_run))
+    index = np.arange(len(is_run))
     has_before = ~begins(items.owner)
-    before = np.concatenate(([0], items.high[:-1]))[: len(place)]
-    following = np.where(is_run, place, len(place))
-    following = np.append(np.minimum.accumulate(following[::-1])[::-1], len(place))[1:]  # the next run, if any
+    before = np.concatenate(([0], items.high[:-1]))[: len(index)]
+    following = np.where(is_run, index, len(index))
+    following = np.append(np.minimum.accumulate(following[::-1])[::-1], len(index))[1:]  # the next run, if any
     has_after = np.append(items.owner, -1)[following] == items.owner
     after = np.append(items.low, 0)[following]
     was = has_before & has_after & (before >= after)

@@ -349,6 +349,8 @@ def _arrived(books: Tally) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
+    """What `reconcile` found and moved; ``settled``: both sides hold the same now."""
+
     have: int
     need: int
     """How many records only this side had, and only the peer, by the first look."""

@@ -42,8 +42,10 @@ DIGITS_MAX: Final = 10  # 64 bits in digits of 7
 HEAD_MAX: Final = DIGITS_MAX + 1 + 32 + 1  # a bound and a mode
 RANGE_MAX: Final = 2 * HEAD_MAX + DIGITS_MAX  # a Skip, a head and a count: what a list costs beside its ids
 HEAD_MIN: Final = 3
-FRAME_SIZE_MIN: Final = 4_096  # as the published v1 implementations have it
-FRAME_SIZE_MIN_XOR: Final = 1_024  # as the published implementation of that wire has it
+FRAME_SIZE_MIN: Final = 4_096
+"""The smallest limit of a message in bytes, as the published implementations of v1 have it."""
+FRAME_SIZE_MIN_XOR: Final = 1_024
+"""The same in wire xor, as its published implementation has it."""
 HASHED_SIZE: Final = 16
 VERSION: Final = 0x61
 VERSIONS: Final = range(0x60, 0x70)

@@ -36,6 +36,7 @@ Ints: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 
 INFINITY: Final = 2**64 - 1
+"""The timestamp of the bound above all records; those of records are below it."""
 ID_SIZES: Final = range(8, 33)  # as the source document has it; shorter ones collide too soon
 BIG: Final = np.dtype(">u8")
 LITTLE: Final = np.dtype("<u8")

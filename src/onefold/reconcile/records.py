@@ -23,6 +23,8 @@ from onefold.stores.addresses import nothing_at, scheme_of
 
 
 class Record(NamedTuple):
+    """What two stores may each have: bytes with a time, known by their hash; `record` makes one."""
+
     timestamp: int
     id: bytes
     body: bytes | None = None

@@ -204,6 +204,8 @@ PORT: Final = 7657
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileSettings:
+    """Where a server listens, who may ask, and what a peer may cost. Beyond loopback a token is needed."""
+
     host: str = "127.0.0.1"
     port: int = PORT
     """0: any that is free."""

@@ -37,7 +37,9 @@ from onefold.reconcile.codec import Mode, Ranges, Violation
 from onefold.reconcile.items import Bounds, Flags, Ints, Items, Limbs, Rows, Stamps, flagged
 
 SPLIT: Final = 16
+"""Into how many ranges one whose fingerprints differ is cut; as published."""
 LIST_BELOW: Final = 32
+"""A range of fewer records is sent as a list of their ids; as published."""
 WIRES: Final = {"v1": codec.V1, "xor": codec.XOR}
 NOBODY: Final = -1
 BEGINNING_BITS_MIN: Final = 16
@@ -76,6 +78,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Spent:
+    """What a session has cost until now, to be held against its `Limits`."""
+
     rounds: int = 0
     bytes_in: int = 0
     bytes_out: int = 0

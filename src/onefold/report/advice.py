@@ -147,9 +147,11 @@ def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
         return
     worst = answers["worst"]
     yield Text(f"{many(answers['copies'], 'copy', 'copies')} of {many(answers['ids'], 'id')}", style="bold")
-    if worst[0]["copies"] > 1:
-        named = [f"{row_text(each['id'])}: {each['copies']:,}" for each in worst[:WORST_SHOWN]]
-        yield foreign(f"most copies: {'; '.join(named)}", COLUMNS_CHARS_MAX)
+    named = [f"{row_text(each['id'])}: {each['copies']:,}" for each in worst[:WORST_SHOWN] if each["copies"] > 1]
+    what = "most copies" if named else "ids with copies"
+    named = named or [row_text(each["id"]) for each in worst[:WORST_SHOWN]]
+    more = "; ..." if answers["ids"] > len(named) else ""
+    yield foreign(f"{what}: {'; '.join(named)}{more}", COLUMNS_CHARS_MAX)
     through, places = answers["through"], answers["from"]
     if len(places) > 1 or places[0]["first"] != places[0]["copy"]:
         rows = [(foreign(each["first"]), foreign(each["copy"]), f"{each['copies']:,}") for each in places]
@@ -166,8 +168,8 @@ def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
     conflicts = answers["conflicts"]
     if conflicts["copies"]:
         columns = ", ".join(f"{name} ({count:,})" for name, count in conflicts["columns"].items() if count)
-        said = f"{many(conflicts['copies'], 'copy', 'copies')} with other content than the first, in: {columns}"
-        yield Text(foreign(said, COLUMNS_CHARS_MAX).plain, style="red")
+        text = f"{many(conflicts['copies'], 'copy', 'copies')} with other content than the first, in: {columns}"
+        yield Text(foreign(text, COLUMNS_CHARS_MAX).plain, style="red")
         yield from (foreign(f"  {row_text(row)}", 2 * COLUMNS_CHARS_MAX) for row in conflicts["shown"][:WORST_SHOWN])
 
 

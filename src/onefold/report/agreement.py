@@ -127,6 +127,10 @@ def files_read(manifest: Mapping[str, Any]) -> Iterator[Text]:
             apart = [f"{many(empty, 'offset')} without a message (compaction, transactions)"] if empty else []
         rows = ", ".join([f"{many(manifest['rows'], 'row')} in {where}", *apart])
         yield Text(f"counted without the reader: {rows}")
+    if snapshot := manifest.get("snapshot"):
+        yield foreign(
+            f"read: version {snapshot['version']} of {snapshot['table']} ({snapshot['format']})", ROW_CHARS_MAX
+        )
     for file in manifest["set_aside"][:FILES_SHOWN_MAX]:
         line = f"  set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}; its rows are unknown"
         yield Text(foreign(line, FILE_CHARS_MAX).plain, style="yellow")

@@ -185,14 +185,14 @@ class Panel:
 def bars(name: str, title: str, description: str, rows: Sequence[tuple[str, float, str, str]], width: float) -> Chart:
     """Lying bars: label, value, the value in words, and colour of each."""
     highest = max((value for _, value, _, _ in rows), default=0) or 1
-    left = min(width * 0.4, LETTER * max((len(row[0]) for row in rows), default=0) + 12)
+    margin = min(width * 0.4, LETTER * max((len(row[0]) for row in rows), default=0) + 12)
     right = 1.3 * LETTER * max((len(row[2]) for row in rows), default=0) + 12  # in bold letters
-    room = max(20.0, width - left - right)
+    room = max(20.0, width - margin - right)
     drawn = []
     for i, (words, value, text, kind) in enumerate(rows):
         y, long = i * 26, max(2.0 if value else 0.0, value / highest * room)
-        drawn += [label(0, y + 16, words), path([box(left, y + 4, long, 16)] if value else [], kind)]
-        drawn.append(label(left + long + 8, y + 16, text, "start strong"))
+        drawn += [label(0, y + 16, words), path([box(margin, y + 4, long, 16)] if value else [], kind)]
+        drawn.append(label(margin + long + 8, y + 16, text, "start strong"))
     return Chart(name, title, description, width, len(rows) * 26, Markup("").join(drawn))
 
 
@@ -421,19 +421,19 @@ class GapMap:
 
     def chart(self, width: float) -> Chart:
         strips = self.strips[:DRAWN_MAX]
-        left = min(width * 0.35, 10 + LETTER * max((len(strip.name) for strip in strips), default=0))
-        room, letters = width - left - 150, int((left - 10) / LETTER)
+        margin = min(width * 0.35, 10 + LETTER * max((len(strip.name) for strip in strips), default=0))
+        room, letters = width - margin - 150, int((margin - 10) / LETTER)
         drawn: list[Markup] = []
         for i, strip in enumerate(strips):
             name = strip.name if len(strip.name) <= letters else strip.name[: max(1, letters - 1)] + "…"
             words = f"{many(strip.ranges, 'range')}, {share(strip.missing, 1)}"
-            drawn += [label(0, 24 * i + 13, name), strip.drawn(self.axis(strip), room, 24 * i + 2, 14, left)]
-            drawn.append(label(left + room + 8, 24 * i + 13, words))
+            drawn += [label(0, 24 * i + 13, name), strip.drawn(self.axis(strip), room, 24 * i + 2, 14, margin)]
+            drawn.append(label(margin + room + 8, 24 * i + 13, words))
         foot = 24 * len(strips)
         if self.shared:
             low, high = self.shared
             scale = room / max(1, high - low)
-            drawn.append(axis(self.ticks(int(room / 110)), lambda value: left + (value - low) * scale, foot))
+            drawn.append(axis(self.ticks(int(room / 110)), lambda value: margin + (value - low) * scale, foot))
         words = f"The {len(strips)} worst of {many(self.keys, 'key')}: where messages are missing."
         return Chart("gap_map", "Gap map", words, width, foot + LABELS + 6, Markup("").join(drawn))
 

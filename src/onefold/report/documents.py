@@ -16,7 +16,6 @@ in a `VerdictTable`, and the trouble stands beside it.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from typing import Any, Final, NoReturn
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.report.text import FOREIGN_MAX
+from onefold.stores.addresses import is_far
 from onefold.tally import Tally
 from onefold.text import plain
 from onefold.verdict import Answer, Verdict
@@ -52,7 +52,6 @@ FIGURES: Final = "figures.json"
 OF_FIGURES: Final = ("figures", "keys", "missing_ranges", "missing_ranges_shown")
 """What a stream leaves besides its batches when it ends."""
 UNCOUNTED: Final = "a stream does not count its files"
-FAR: Final = re.compile(r"[a-z][a-z0-9+.-]+:/", re.I)
 BYTES_MAX: Final = 64 << 20
 """Of a document: a run's is below one megabyte."""
 
@@ -214,7 +213,7 @@ def engine_of(document: ReportPart) -> str:
 
 def read_document(path: str | PathLike[str]) -> dict[str, Any]:
     source = Path(path)
-    if FAR.match(str(path)):  # of two slashes a Path keeps one
+    if is_far(str(path)):  # of two slashes a Path keeps one
         raise Misuse(
             f"{path}: a report is made from files of this machine; copy {RUN} here and name it", path=str(path)
         )

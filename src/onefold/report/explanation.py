@@ -52,18 +52,18 @@ def lines(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield foreign(f"each word must equal a value of {columns}; COLUMN=VALUE names any column", 200)
         return
     if document["shown"]:
-        shown = table()
+        grid = table()
         sourced = any(row["source"] is not None for row in document["shown"])
         for name in ["message", "arrived", *(["through"] if sourced else []), "verdict", "reason", "in"]:
-            shown.add_column(name, no_wrap=name in ("verdict", "arrived"))
+            grid.add_column(name, no_wrap=name in ("verdict", "arrived"))
         for row in document["shown"]:
             cells = {**row["key"], **row["message"]} if row["key"] or row["message"] else row["more"]
             message = foreign(" ".join("null" if value is None else str(value) for value in cells.values()))
             verdict = Text(str(row["verdict"]), style=COLOURS.get(row["verdict"], ""))
             through = [foreign(row["source"])] if sourced else []
-            shown.add_row(message, foreign(row["arrived"]), *through, verdict, foreign(row["reason"]),
+            grid.add_row(message, foreign(row["arrived"]), *through, verdict, foreign(row["reason"]),
                           foreign(row["found_in"]))  # fmt: skip
-        yield shown
+        yield grid
         if document["rows"] > len(document["shown"]):
             yield Text(f"and {document['rows'] - len(document['shown']):,} more rows", style="dim")
         rules = Table(box=None, pad_edge=False, show_header=False)

@@ -37,6 +37,8 @@ _WORDS: Final = (
 )
 _NAMES: Final = re.compile(rf"pass\b|{_WORDS}", re.I)
 _LOGIN: Final = re.compile(r"(://[^/@:\s]{0,100}):\S{0,200}@")
+MS_MIN: Final = 10**11
+"""Smaller numbers are hardly milliseconds since 1970 (that was 1973): they are shown as they are."""
 _PAIR: Final = re.compile(rf"""((?:{_WORDS})[\w.-]{{0,40}}\s?=\s?)("[^"]*"|'[^']*'|[^\s&;,"']+)""", re.I)
 """As in the query of an address, and in what Kafka calls a JAAS configuration."""
 
@@ -75,7 +77,8 @@ def banner(tally: Tally) -> Text:
     return Text(f"THE BOOKS DO NOT BALANCE: {tally}", style="bold red")
 
 
-def ranges(run: Mapping[str, Any]) -> RenderableType:
+def ranges(run: Mapping[str, Any], all_of_them: str = "") -> RenderableType:
+    """The missing ranges that are shown; ``all_of_them`` says where the others are."""
     samples: list[Mapping[str, Any]] = run["missing_ranges_shown"]
     if not samples and any(untold["about"] == "lost" for untold in run.get("cannot_tell", ())):
         return Text("what is missing cannot be told", style="yellow")
@@ -89,12 +92,15 @@ def ranges(run: Mapping[str, Any]) -> RenderableType:
     for row in samples:
         ends = [row[name] for name in lower]
         if len(upper) < len(lower) and isinstance(ends[0], int):  # a sequence of a counter that restarts, and its time
-            ends = [f"{ends[1]} at {moment(ends[0])}"]
+            ends = [f"{ends[1]} at {moment(ends[0]) if ends[0] >= MS_MIN else ends[0]}"]
         after = "the beginning" if ends[0] is None else "|".join(map(str, ends))
         upto = "|".join(str(row[name]) for name in upper)
         rows.add_row(*(foreign(row[key]) for key in keys), foreign(after), foreign(upto))
     more = run["missing_ranges"] - len(samples)
-    return Group(rows, Text(f"and {more:,} more", style="dim")) if more > 0 else rows
+    notes = [f"and {more:,} more{all_of_them}"] if more > 0 else []
+    if any(row[lower[-1]] is None and row[upper[0]] == 0 for row in samples if len(upper) == 1):
+        notes.append("numbers are taken to begin at 0: where yours begin at 1, nothing is missing up to 0")
+    return Group(rows, *(Text(note, style="dim") for note in notes)) if notes else rows
 
 
 def findings(run: Mapping[str, Any]) -> list[str]:

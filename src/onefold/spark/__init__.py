@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from onefold.moved import loaded_on_use
 
 if TYPE_CHECKING:
-    from onefold.spark.audits import audit
+    from onefold.spark.audits import audit, published
     from onefold.spark.chains import judge_chains
     from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns
     from onefold.spark.diff_files import DiffTable
@@ -50,6 +50,7 @@ __all__ = [
     "missing_ranges",
     "missing_sequences",
     "outbox_sink",
+    "published",
     "read_receptions",
     "register_log",
     "send_batch",
@@ -78,6 +79,7 @@ _HOMES = {
     "missing_ranges": "gaps",
     "missing_sequences": "gaps",
     "outbox_sink": "outbox",
+    "published": "audits",
     "read_receptions": "receptions.reading",
     "register_log": "ingest",
     "send_batch": "outbox",

@@ -35,9 +35,10 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse, OnefoldError
 from onefold.spark.columns import listed, milliseconds, quoted
+from onefold.spark.commits import files_of
 from onefold.spark.differences import Summary, chosen, diff, sampled, spoken
 from onefold.spark.engine import Engine, Identity
-from onefold.spark.files import Place
+from onefold.spark.files import Place, parquet
 from onefold.spark.fingerprints import (
     Fingerprint,
     Passing,
@@ -50,7 +51,7 @@ from onefold.spark.fingerprints import (
     whole_row_id,
 )
 from onefold.spark.host import REASON, VERDICT
-from onefold.spark.publish import FOLDERS, MESSAGES, RUN, STAGING
+from onefold.spark.publish import FOLDERS, MESSAGES, RUN, STAGING, TALLY
 from onefold.spark.signature import Signed, signed
 from onefold.spark.sinks import open_sink
 from onefold.spark.sinks.parquet import BATCHES, STREAM
@@ -68,6 +69,8 @@ NAMED_MAX: Final = 3
 """How many of each kind an error names in its one line."""
 UNSORTED: Final = ("map<", "variant")
 """Types that Spark does not sort by; with one among them, what is wrong is named as it comes."""
+FILE_AT: Final = "_onefold_file"
+"""A column with the file of a row, where that is asked for."""
 NO_FILES: Final = "UNABLE_TO_INFER_SCHEMA"
 """What Spark says of folders without a single file."""
 
@@ -302,26 +305,35 @@ def audit_run(
     return audit(source, rows, identity, columns=comparable(source), sent=sent, goes_on=goes_on)
 
 
-def published(spark: SparkSession, output: Place) -> DataFrame:
-    """All rows that a run published, under whatever verdict, or all batches of a stream; `Misuse` if there is no file
-    of any.
+def published(
+    spark: SparkSession, output: Place | str, folder: str | None = None, *, at: str | None = None
+) -> DataFrame:
+    """All rows that a run published, or all batches of a stream, and nothing else: no half batch, no attempt that died.
+
+    ``folder``: only one of them, such as "firsts"; None: the rows of all verdicts. ``at``: a further column with the
+    file of each row. `Misuse` if there is no file of any.
     """
-    rows = _published(spark, output)
+    place = Place(spark, output) if isinstance(output, str) else output
+    rows = _published(spark, place, at, None if folder is None else [folder])
     if rows is None:
-        raise Misuse(f"{output.shown} holds no rows of a run", path=output.shown)
+        raise Misuse(f"{place.shown} holds no rows of a run", path=place.shown)
     return rows
 
 
-def _published(spark: SparkSession, output: Place) -> DataFrame | None:
+def _published(
+    spark: SparkSession, output: Place, at: str | None = None, folders: Sequence[str] | None = None
+) -> DataFrame | None:
     """The rows of all folders that are there; None if they hold no file."""
-    names = [MESSAGES, *FOLDERS.values()]
-    batches = [output / BATCHES / name for name in (output / BATCHES).names()]
-    if batches:  # a batch has the folders of its stream's strategy; of one that is damaged, some
+    names = [MESSAGES, *FOLDERS.values()] if folders is None else folders
+    if not output.renames:
+        paths = files_of(output, names, batches=BATCHES, whole=TALLY)
+    elif batches := [output / BATCHES / name for name in (output / BATCHES).names()]:
+        # A batch has the folders of its stream's strategy; of one that is damaged, some.
         paths = [str(output / BATCHES / "*" / name) for name in names if any((b / name).exists() for b in batches)]
     else:
         paths = [str(output / name) for name in names if (output / name).exists()]
     try:
-        rows = spark.read.parquet(*paths) if paths else None
+        rows = parquet(spark, paths, at=at) if paths else None
         if rows is not None and rows.schema:  # Spark Connect looks only now
             return rows
     except AnalysisException as error:
@@ -344,8 +356,8 @@ def books_differ(run: Tally, spark: SparkSession, output: Place) -> list[str]:
     """Where the books of a run say another number than its rows, or rows lie in a folder of another verdict; one line
     each.
     """
-    folder = F.element_at(F.split(F.col("_metadata.file_path"), "/"), -2)
-    rows = _published(spark, output)
+    folder = F.regexp_replace(F.element_at(F.split(FILE_AT, "/"), -2), "^_onefold_folder=", "")
+    rows = _published(spark, output, FILE_AT)
     counts = [] if rows is None else rows.groupBy(VERDICT, REASON, folder.alias("_onefold_folder")).count().collect()
     booked, counted, lines = {str(answer): count for answer, count in run}, Counter[str](), []
     for verdict, reason, name, count in counts:
@@ -379,4 +391,4 @@ def keep_in(folder: Signed, audited: Audit) -> None:
 def keep(audited: Audit, path: Place) -> None:
     """Write all rows of what is wrong to a folder, by kind."""
     for kind, rows in audited.tables.items():
-        rows.write.parquet(str(path / kind))
+        (path / kind).write(rows)

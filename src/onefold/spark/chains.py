@@ -45,12 +45,15 @@ def judge_chains(
 ) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of chained messages.
 
+        judged = df.transform(judge_chains(ChainColumns(key="device", timestamp="ts", arrival="received")))
+
     ``jump_max_ms``: how far a number's timestamp may lie ahead of its arrival; "auto" is 900 s if there is an arrival
     column. The rows come out in no particular order.
 
-    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
+    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    sorted on disk.
 
-    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
     ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``idle_ms``, after how long
     without a message a chain gives up its gaps; ``state_rows_max``, how many chains a bucket remembers, beyond which
     messages of new chains are UNSURE; ``buckets``, into how many parts the memory is split.
@@ -217,14 +220,14 @@ def recalled(
     """What a bucket knows of the chains of these rows: as a bank, and as it was kept. `remember` it afterwards."""
     key, check = rows.key, rows.key_check
     first = np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))[: len(key)]
-    known = bucket.find(CHAINS, key[first], check[first])
-    bank = ChainBank(settings) if known is None else ChainBank(settings, **columns_of(known))
+    entries = bucket.find(CHAINS, key[first], check[first])
+    bank = ChainBank(settings) if entries is None else ChainBank(settings, **columns_of(entries))
     _count(bucket.figures, bank, -1)
     if options.state_rows_max is not None:
         bank.chains_max = max(0, options.state_rows_max - bucket.figures["keys"])
     if options.idle_ms is not None:
         bank.give_up(now_ms - options.idle_ms)
-    return bank, known
+    return bank, entries
 
 
 def remember(

@@ -64,9 +64,9 @@ def no_column(name: str, role: str, columns: Sequence[str], *, required: bool) -
     columns = [each for each in columns if each != CORRUPT]
     near = next(iter(get_close_matches(name, columns, n=1)), None)
     close = "" if near is None else f", did you mean {near!r}"
-    said = f"no column {name!r} ({role}){close}: the columns are {', '.join(columns)}"
+    text = f"no column {name!r} ({role}){close}: the columns are {', '.join(columns)}"
     hint = "" if required else f"; if there is none: {role}=None"
-    return Misuse(f"{said}{hint}", column=name, role=role, said=said, required=required, right=near, columns=columns)
+    return Misuse(f"{text}{hint}", column=name, role=role, said=text, required=required, right=near, columns=columns)
 
 
 def no_number(name: str, role: str, example: str) -> Misuse:

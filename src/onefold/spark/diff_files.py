@@ -83,7 +83,7 @@ def write_outcome(folder: Signed, tables: Mapping[str, DataFrame], figures: Mapp
     folder.remove(publish.STAGING)
     staging = folder.place / publish.STAGING
     for name, rows in tables.items():
-        rows.write.parquet(str(staging / name))
+        (staging / name).write(rows)
     for name in (SUMMARY, REPORT):
         folder.remove(name)
     folder.replace({name: staging / name for name in tables}, [HAVE, NEED, DIFFERING, DOUBLED])

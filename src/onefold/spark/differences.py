@@ -55,6 +55,10 @@ def diff(
 ) -> Diff:  # fmt: skip
     """Compare two tables.
 
+        with diff(a, b, key=["id"]) as found:
+            found.summary.only_a, found.summary.only_b, found.summary.differing
+            found.differing.show()
+
     ``key``: the columns that name a row; None: a row is named by all that it holds, and counted as often as it is
     there, as ``exceptAll`` does. ``columns``: what else must agree; None: every other column, which then both must
     have. ``buckets``: into how many ranges the ids are scattered, a power of two; None: by the size of the tables.
@@ -102,8 +106,8 @@ def chosen(
                 near = next(iter(get_close_matches(name, df.columns, n=1)), None)
                 close = "" if near is None else f", did you mean {near!r}"
                 there = ", ".join(df.columns)
-                said = f"no column {name!r} in the {which} table{close}: the columns are {there}"
-                raise Misuse(said, column=name, wrong=name, right=near)
+                text = f"no column {name!r} in the {which} table{close}: the columns are {there}"
+                raise Misuse(text, column=name, wrong=name, right=near)
     if not names and not rest:
         raise Misuse("there is no column to compare")
     return names, rest

@@ -22,9 +22,8 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark import columns
-from onefold.spark.audits import published
+from onefold.spark.audits import FILE_AT, published
 from onefold.spark.columns import TEXT, TIME, WHOLE, in_order, milliseconds, moment, quoted, told, whole, written_moment
-from onefold.spark.dialect import file_of
 from onefold.spark.engine import SOURCES, Engine, Subject, usual_engines
 from onefold.spark.files import Place
 from onefold.spark.gaps import LOWER, UPPER
@@ -46,13 +45,15 @@ def explain(
 ) -> dict[str, Any]:  # fmt: skip
     """All that the output of a run or a stream says of what the words name; the first ``limit`` rows and ranges.
 
+        explain(spark, "out", ["7c9e6679"])
+
     ``judging``: by which columns the run was judged. Without it they are taken for the usual ones if the rows have
     them, else any column may match a word.
     """
     output = Place(spark, path)
     if not (output / RUN).exists() and not (output / STREAM).exists():
         raise Misuse(f"{output.shown} is not a complete run: it holds no {RUN} or {STREAM}", path=output.shown)
-    rows = published(spark, output)
+    rows = published(spark, output, at=FILE_AT)
     if VERDICT not in rows.columns:
         raise Misuse(f'{output.shown} was published with strategy "none": its rows have no verdict', path=output.shown)
     engine, subject = naming(rows, judging)
@@ -83,7 +84,7 @@ def naming(rows: DataFrame, judging: Engine | None) -> tuple[str | None, Subject
         judging = next(usual, None)
     if judging is None:
         plain = [field.name for field in rows.schema if isinstance(field.dataType, T.AtomicType)]
-        subject = Subject(message=tuple(name for name in plain if name not in (VERDICT, REASON)))
+        subject = Subject(message=tuple(name for name in plain if name not in (VERDICT, REASON, FILE_AT)))
     else:
         subject = judging.fitted(rows).subject(rows)
     source = subject.source or next((name for name in SOURCES if name in rows.columns), None)
@@ -139,7 +140,8 @@ def read_target(rows: DataFrame, subject: Subject, words: Sequence[str], pairs: 
             rest.append(word)
     for name in named:
         if name not in rows.columns:
-            raise Misuse(f"no column {name!r}: the columns are {', '.join(rows.columns)}", column=name)
+            columns = ", ".join(each for each in rows.columns if each != FILE_AT)
+            raise Misuse(f"no column {name!r}: the columns are {columns}", column=name)
     return ExplainTarget(subject, tuple(rest), named)
 
 
@@ -220,13 +222,12 @@ def first_rows(matching: DataFrame, subject: Subject, limit: int) -> list[dict[s
     """The first rows, copies of a message side by side and in the order of their arrival."""
     key, message, arrival, source = subject.key, subject.message, subject.order, subject.source
     named = {*key, *message, arrival, source, VERDICT, REASON}
-    cells = [_cell(matching, name, is_named=name in named) for name in matching.columns]
-    file = file_of(matching)
+    cells = [_cell(matching, name, is_named=name in named) for name in matching.columns if name != FILE_AT]
     order = [_order(matching, name) for name in (*key, *message, *((arrival,) if arrival else ()))]
     # Sorted before it is cut: the order is that of the values, not of their texts.
     first = matching.orderBy(*order, VERDICT, REASON).limit(limit)
     lines = []
-    for row, at in first.select(F.struct(*cells).alias("row"), file.alias("file")).collect():
+    for row, at in first.select(F.struct(*cells).alias("row"), FILE_AT).collect():
         values = {name: _plain(value) for name, value in row.asDict().items()}
         line = {
             "key": {name: values[name] for name in key},
@@ -272,7 +273,7 @@ def _order(df: DataFrame, name: str) -> Column:
 
 def _missing(path: Place, spark: SparkSession, target: ExplainTarget, limit: int) -> tuple[int, list[dict[str, Any]]]:
     """How many missing ranges match, and the first of them; a stream has no list, for what is missing may come."""
-    gaps = spark.read.parquet(str(path)) if path.exists() else None
+    gaps = path.read() if path.exists() else None
     condition = None if gaps is None else target.in_ranges(gaps)
     if gaps is None or condition is None:
         return 0, []

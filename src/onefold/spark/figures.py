@@ -449,8 +449,8 @@ class Timeline:
             return None
         low, high = map(int, span.outermost.split(","))
         axis = Axis.around(span.least, span.most, low, high, limits.bins_max)
-        place = F.call_function("array_position", F.lit(list(VERDICTS)), F.col(VERDICT)) - 1
-        number = F.coalesce(axis.bin(at), F.lit(axis.bins)) * len(VERDICTS) + place
+        verdict = F.call_function("array_position", F.lit(list(VERDICTS)), F.col(VERDICT)) - 1
+        number = F.coalesce(axis.bin(at), F.lit(axis.bins)) * len(VERDICTS) + verdict
         counts = Counts(number, (axis.bins + 1) * len(VERDICTS), called="onefold_timeline")
         return cls(subject.axis, subject.axis_is_time, axis, counts, number)
 
@@ -460,7 +460,7 @@ class Timeline:
         if numbers is None:
             numbers = {row[0]: row[1] for row in rows.groupBy(self.number.alias(_BIN)).count().collect()}
         width = len(VERDICTS)
-        bins = [[numbers.get(i * width + place, 0) for place in range(width)] for i in range(self.axis.bins + 1)]
+        bins = [[numbers.get(i * width + verdict, 0) for verdict in range(width)] for i in range(self.axis.bins + 1)]
         ends = {"from": self.axis.low, "to": self.axis.high}
         return {"column": self.column, "time": self.time, **ends, "bins": bins[:-1], "outside": bins[-1]}
 

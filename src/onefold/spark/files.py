@@ -31,7 +31,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -49,8 +49,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from onefold.errors import StaleWrite
-from onefold.spark.session import is_connect
+from onefold.errors import Misuse, StaleWrite
+from onefold.spark import objects
+from onefold.spark.dialect import file_of
+from onefold.spark.session import is_connect, opens
+from onefold.stores.addresses import is_far
 
 BadFiles: TypeAlias = Literal["stop", "set_aside"]
 
@@ -133,6 +136,8 @@ class Manifest:
     aside: tuple[SourceFile, ...] = ()
     why_not: str = ""
     """Why the rows were not counted; empty: they were."""
+    snapshot: Mapping[str, Any] | None = None
+    """Of a table that has snapshots: its format, its name, and which one was read."""
 
     @property
     def rows(self) -> int | None:
@@ -159,6 +164,7 @@ class Manifest:
             "header": sum(file.header for file in self.files),
             "not_counted": self.why_not or None,
             "set_aside": [file.to_dict() for file in self.aside],
+            **({} if self.snapshot is None else {"snapshot": dict(self.snapshot)}),
         }
 
     def lines(self) -> bytes:
@@ -208,7 +214,19 @@ class SourceFiles:
         """Whether the encoding is one in which the byte of a line feed may mean something else."""
         self.why_not = self._why_not()
         """Why the rows of such files are not counted; empty: they are."""
-        self._index = self._listing()
+        self.by_arrow = not opens(spark, objects.scheme_of(path))
+        """Whether they are in a store that Spark cannot open."""
+        if self.by_arrow:
+            self._refuse_what_arrow_lacks()
+        self._index = None if self.by_arrow else self._listing()
+
+    def _refuse_what_arrow_lacks(self) -> None:
+        where, needs = f"{self._path} as {self.kind}", "needs Spark's own connector for that store, which is not there"
+        if self.kind not in (*FOOTED, "json", "text") or self.is_wide:
+            what = f"{where}, encoding {self.encoding}," if self.is_wide else where
+            raise Misuse(f"{what} {needs}; without it: Parquet, ORC, JSON lines and text in UTF-8", path=self._path)
+        for name in sorted({*LISTING, "linesep", "multiline", "wholetext"} & self.options.keys()):
+            raise Misuse(f"{where}: the option {name} {needs}", path=self._path, option=name)
 
     def _why_not(self) -> str:
         if self.kind in FOOTED:
@@ -228,11 +246,18 @@ class SourceFiles:
 
     def folders(self, *, infer: bool) -> list[T.StructField]:
         """The columns that are names of folders, such as ``device=7``: texts, or what Spark takes them for."""
+        if self._index is None:  # as text, whatever is asked: nothing tells what Spark would take them for
+            names = {name: None for file in self.listed() for name in objects.folder_values(self._path, file.path)}
+            return [T.StructField(name, T.StringType()) for name in names]
         columns = [column for column in self._index.schema if column.name not in _INDEX]
         return [column if infer else T.StructField(column.name, T.StringType()) for column in columns]
 
     def listed(self, paths: Sequence[str] | None = None) -> list[SourceFile]:
         """What is there now, unopened, or these of it; also files without a byte, which Spark's readers skip."""
+        if self.by_arrow:
+            stored = [file for path in paths or [self._path] for file in objects.matching(path)]
+            all_ = [SourceFile(url, size, ms, metadata_path=url) for url, size, ms in stored]
+            return [file for file in all_ if self._only is None or file.path in self._only]
         index = self._listing(paths)
         rows = index.select("path", "length", F.unix_millis("modificationTime"), "_metadata.file_path").collect()
         files = {str(path): SourceFile(str(path), size, ms, metadata_path=at) for path, size, ms, at in rows}
@@ -240,6 +265,11 @@ class SourceFiles:
         empty = [SourceFile(name, 0, 0) for name in names if name not in files]
         found = sorted([*files.values(), *empty], key=lambda file: file.path)
         return found if self._only is None else [file for file in found if file.path in self._only]
+
+    def rows(self, kind: str, files: Sequence[SourceFile], schema: T.StructType, at: str | None = None) -> DataFrame:
+        """The rows of some of the files, where Arrow reads them; ``kind``: "text" for lines."""
+        stored = [objects.StoredFile(file.path, file.size) for file in files]
+        return objects.rows(self._spark, stored, schema, kind=kind, root=self._path, at=at)
 
     def inspected(
         self, bad_files: BadFiles = "stop", *, count: bool = True, before: Manifest | None = None
@@ -322,8 +352,39 @@ class SourceFiles:
         header = 1 if self.has_header and rows else 0
         return replace(file, rows=rows - header, blank=lines - rows, header=header)
 
+    def _count_in_tasks(self, files: Sequence[SourceFile]) -> list[SourceFile]:
+        """The same count where Spark cannot open the files."""
+        store, blank = objects.file_system(files[0].path)[0], _BLANK[self.kind]
+        paths = [objects.path_in(file.path) for file in files]
+
+        def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+                lines, rows, trouble = 0, 0, ""
+                try:
+                    with store.open_input_file(paths[number]) as raw:
+                        file = objects.unpacked(paths[number], raw)
+                        lines, rows = counted(iter(partial(file.read, CHUNK_BYTES), b""), blank)
+                except (OSError, EOFError, ValueError, zlib.error, pa.ArrowException) as error:
+                    trouble = _words(error)
+                values = [[number], [lines], [rows], [trouble]]
+                arrays = [pa.array(*pair) for pair in zip(values, (pa.int64(),) * 3 + (pa.string(),), strict=True)]
+                yield pa.RecordBatch.from_arrays(arrays, ["file", "lines", "rows", "trouble"])
+
+        counts = self._spark.range(0, len(files), 1, len(files)).mapInArrow(
+            count, "file long, lines long, rows long, trouble string"
+        )
+        found = {number: (lines, rows, trouble) for number, lines, rows, trouble in counts.collect()}
+        return [
+            replace(file, trouble=found[i][2]) if found[i][2] else self._with_counts(
+                file, found[i][0], found[i][0] if self.kind == "text" else found[i][1]
+            )
+            for i, file in enumerate(files)
+        ]  # fmt: skip
+
     def _count_by_spark(self, files: Sequence[SourceFile]) -> list[SourceFile]:
         """The same count through Spark, for what Python does not reach or cannot unpack."""
+        if self.by_arrow:
+            return self._count_in_tasks(files)
         reader = self._spark.read.format("text")
         if "linesep" in self.options:
             reader = reader.option("lineSep", self.options["linesep"])
@@ -386,8 +447,8 @@ def _chunks(head: bytes, file: IO[bytes], size: int | None) -> Iterator[bytes]:
 
 def _opened(spark: SparkSession, file: SourceFile) -> Any:
     """A file of another file system, for the few bytes of a footer or a header."""
-    if is_connect(spark):
-        return _Arrow(spark, file.path).open()
+    if is_connect(spark) or not opens(spark, objects.scheme_of(file.path)):
+        return objects.opened(file.path)
     try:
         return io.BufferedReader(_Remote(_Hadoop(spark, file.path).open(), file), 64 << 10)
     except Py4JJavaError as error:
@@ -495,7 +556,7 @@ def located(spark: SparkSession, path: str) -> str:
     """The path as this session understands it: with the scheme and the folder that it starts from."""
     try:
         return str(Place(spark, path)) if path else path
-    except OSError:  # no path to Hadoop, such as the name of something else: the reader says what is wrong
+    except (OSError, Misuse):  # no path to Hadoop, such as the name of something else: the reader says what is wrong
         return path
 
 
@@ -532,6 +593,11 @@ class _Hadoop:
     def rename(self, target: _Hadoop) -> bool:
         return bool(self.files.rename(self._path, target._path))
 
+    def copy(self, target: _Hadoop) -> None:
+        self.files.mkdirs(target._path.getParent())
+        if not self.rename(target) and not target.exists():  # by the store itself; a copy would come through here
+            raise OSError(f"cannot move {self.url} to {target.url}")
+
     def open(self) -> Any:
         return self.files.open(self._path)
 
@@ -555,20 +621,11 @@ class _Hadoop:
 
 
 class _Arrow:
-    """A path, by pyarrow: of Spark Connect, which gives its clients no file system."""
+    """A path, by pyarrow: of Spark Connect, which gives its clients no file system, or where Spark has no connector."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        scheme, colon, rest = path.partition(":")
-        if not colon or "/" in scheme or scheme == "file":
-            local = unquote(re.sub("^//(localhost)?(?=/)", "", rest)) if colon and scheme == "file" else path
-            self._files, self._path = fs.LocalFileSystem(), os.path.abspath(local)
-            self.url = f"file:{self._path}"
-        else:
-            try:
-                self._files, self._path = fs.FileSystem.from_uri(re.sub("^s3[an]:", "s3:", path))
-            except pa.ArrowInvalid as error:
-                raise OSError(f"no file system that pyarrow opens: {error}") from error
-            self.url = path.rstrip("/")
+        self._files, self._path = objects.file_system(path)
+        self.url = path.rstrip("/") if is_far(path) else f"file:{self._path}"
 
     def exists(self) -> bool:
         return bool(self._files.get_file_info(self._path).type != fs.FileType.NotFound)
@@ -584,19 +641,31 @@ class _Arrow:
         return (path.removeprefix(f"{self._path}/") for path in files)
 
     def make(self) -> bool:
-        self._files.create_dir(self._path, recursive=True)
+        if not is_far(self.url):  # in a store a folder is there with its first file
+            self._files.create_dir(self._path, recursive=True)
         return True
 
     def remove(self) -> None:
         kind = self._files.get_file_info(self._path).type
         if kind == fs.FileType.Directory:
-            self._files.delete_dir(self._path)
+            if is_far(self.url):  # or it may leave a marker where the folder was
+                self._files.delete_dir_contents(self._path, missing_dir_ok=True)
+            with suppress(FileNotFoundError):
+                self._files.delete_dir(self._path)
         elif kind != fs.FileType.NotFound:
             self._files.delete_file(self._path)
 
     def rename(self, target: _Arrow) -> bool:
-        self._files.move(self._path, target._path)
+        if not is_far(self.url):
+            self._files.move(self._path, target._path)
+            return True
+        for name in list(self.all_files()):  # in a store a folder has no name of its own
+            self._files.copy_file(f"{self._path}/{name}", f"{target._path}/{name}")
+        self.remove()
         return True
+
+    def copy(self, target: _Arrow) -> None:
+        self._files.copy_file(self._path, target._path)
 
     def open(self) -> Any:
         return self._files.open_input_file(self._path)
@@ -606,6 +675,8 @@ class _Arrow:
             return bytes(stream.read())
 
     def write(self, data: bytes, *, over: bool) -> bool:
+        if not over and is_far(self.url):
+            return objects.put_new(self.url, data)
         if not over and self.exists():
             return False
         with self._files.open_output_stream(self._path) as stream:
@@ -622,8 +693,10 @@ class Place:
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
         self._url = path
+        self.by_spark = opens(spark, objects.scheme_of(path))
+        """Whether Spark itself reads and writes rows there."""
         with self._naming("open"):
-            self._there: Any = (_Arrow if is_connect(spark) else _Hadoop)(spark, path)
+            self._there: Any = (_Hadoop if self.by_spark and not is_connect(spark) else _Arrow)(spark, path)
         self._url = self._there.url
 
     def __truediv__(self, name: str) -> Place:
@@ -641,6 +714,28 @@ class Place:
     def local(self) -> Path | None:
         """The same place for Python, if it is on a disk of this machine."""
         return Path(self.shown) if self._url.startswith("file:") else None
+
+    @property
+    def renames(self) -> bool:
+        """Whether a folder gets another name in one step; object stores copy file by file."""
+        return self.by_spark and objects.scheme_of(self._url) not in objects.STORES
+
+    def read(self, schema: T.StructType | None = None) -> DataFrame:
+        """The rows of a folder of Parquet files; of one that this wrote, those of its list."""
+        if self.by_spark:
+            return parquet(self._spark, [self._url], schema)
+        files = objects.written(self._url)
+        if schema is None and not files:
+            raise OSError(f"there is no Parquet file at {self._url}")
+        return objects.rows(self._spark, files, schema or objects.schema_of(files[0].url), root=self._url)
+
+    def write(self, rows: DataFrame, partition_by: str | None = None) -> None:
+        """Write rows as Parquet into a new folder, or into one for each value of a column."""
+        if self.by_spark:
+            rows.write.partitionBy(*([partition_by] if partition_by else [])).parquet(self._url)
+            return
+        with self._naming("write"):
+            objects.write(rows, self._url, partition_by)
 
     def exists(self) -> bool:
         with self._naming("look at"):
@@ -682,6 +777,11 @@ class Place:
             if not self._there.rename(target._there):
                 raise OSError(f"cannot move {self.shown} to {target.shown}")
 
+    def settle_as(self, target: Place) -> None:
+        """Give a file its place in a store; nothing happens if it has it already. It may still be here afterwards."""
+        with self._naming("copy"):
+            self._there.copy(target._there)
+
     def publish_as(self, target: Place) -> None:
         """Rename to a name that nothing may have yet; what is there stays, and `StaleWrite` says so."""
         inside = target / self._url.rpartition("/")[2]  # where Hadoop's rename puts a folder if the target is one
@@ -694,6 +794,9 @@ class Place:
             raise OSError(f"cannot publish {self.shown} as {target.shown}")
 
     def write_bytes(self, data: bytes) -> None:
+        if not self.by_spark:  # there one put is one step
+            self.write_over(data)
+            return
         draft = Place(self._spark, f"{self}.new")
         if isinstance(draft._there, _Hadoop):
             draft._there.files.setWriteChecksum(False)  # no .crc files beside what people read
@@ -729,3 +832,20 @@ class Place:
             yield
         except (Py4JJavaError, pa.ArrowException) as error:
             raise OSError(f"cannot {verb} {self.shown}: {first_line(error)}") from error
+        except OSError as error:
+            if self.by_spark or type(error) is not OSError:
+                raise
+            raise OSError(f"cannot {verb} {self.shown}: {objects.plain_error(error)}") from error
+
+
+def parquet(
+    spark: SparkSession, urls: Sequence[str], schema: T.StructType | None = None, *, root: str = "",
+    at: str | None = None,
+) -> DataFrame:  # fmt: skip
+    """The rows of Parquet files, one at least. ``at``: a further column with the file of each."""
+    if opens(spark, objects.scheme_of(urls[0])):
+        reader = spark.read if schema is None else spark.read.schema(schema)
+        rows = reader.parquet(*urls)
+        return rows if at is None else rows.withColumn(at, file_of(rows))
+    files = [objects.StoredFile(url, 0) for url in urls]
+    return objects.rows(spark, files, schema or objects.schema_of(urls[0]), root=root, at=at)

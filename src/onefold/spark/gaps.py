@@ -16,6 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from onefold.chains.columns import START
 from onefold.chains.rules import SEQUENCE_BITS, SEQUENCE_MAX, Floor
@@ -33,6 +34,7 @@ from onefold.spark.columns import (
     quoted,
     whole,
 )
+from onefold.spark.files import parquet
 from onefold.spark.memory import ItemLists, KeyRecords, MemoryFolder
 from onefold.spark.notes import GAP_COLUMNS
 
@@ -103,12 +105,13 @@ def _seen_at(rows: DataFrame, names: ProducerColumns, time: Column) -> list[Colu
     return [] if names.time is None else [ordered_time(rows, names.time, time).alias(LOWER[0])]
 
 
+_COLUMNS = T.StructType([T.StructField(name, T.LongType()) for name in GAP_COLUMNS])
 _SCHEMA = ", ".join(f"{name} long" for name in GAP_COLUMNS)
 
 
 def noted_gaps(spark: SparkSession, files: Sequence[str]) -> DataFrame:
     """The missing ranges that tasks noted in these files: `GAP_COLUMNS`."""
-    return spark.read.schema(_SCHEMA).parquet(*files) if files else spark.createDataFrame([], _SCHEMA)
+    return parquet(spark, files, _COLUMNS) if files else spark.createDataFrame([], _SCHEMA)
 
 
 def remembered_gaps(spark: SparkSession, memory: MemoryFolder, below: int) -> DataFrame:

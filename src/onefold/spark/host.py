@@ -45,7 +45,7 @@ from onefold.errors import Misuse
 from onefold.spark.columns import quoted, refuse_ours
 from onefold.spark.dialect import iterator_udf, kinds
 from onefold.spark.meaning import Meaning
-from onefold.spark.memory import BUCKETS, KEEP, Bucket, KeyRecords, MemoryFolder
+from onefold.spark.memory import BUCKETS, KEEP, Bucket, KeyRecords, MemoryFolder, Storage
 from onefold.spark.notes import NoteTaker
 from onefold.spark.session import believed_bytes, cores, ship
 
@@ -399,14 +399,15 @@ def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) 
         columns.append(F.unix_millis(F.current_timestamp()))  # of a batch: the same when it is tried again
 
     rules = None if options.notes is None else engine.note_rules(df)
+    storage = None if options.notes is None else Storage(options.notes)
 
     def judge(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         arrays: Iterator[Sequence[Int64s]] = (
             [column.to_numpy(zero_copy_only=False) for column in batch] for batch in batches
         )
         notes = None
-        if rules is not None and options.notes is not None:
-            notes = NoteTaker(rules, options.notes, engine.rows_in_memory_max)
+        if rules is not None and storage is not None:
+            notes = NoteTaker(rules, storage, engine.rows_in_memory_max)
             arrays = notes.watch_rows(arrays)
         if memory is None:
             codes = engine.judge_partition(map(KeyColumns.of, arrays))

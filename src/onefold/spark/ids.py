@@ -91,15 +91,19 @@ def judge_ids(
 ) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of rows with an id.
 
+        judged = df.transform(judge_ids("event_id"))
+        judged = stream.transform(judge_ids("event_id", time="ts", window="7 days", memory="memory/events"))
+
     ``id``: the column or columns that copies share, of any type but maps; ``"header.id"`` is a field of a struct, and
     an expression such as ``F.lower("email")`` will do.
     ``order``: of the rows of an id the lowest counts, or with ``keep="last"``, in a table, the highest. ``payload``:
     the content; a copy with another one is a conflict: rejected, or with ``on_conflict="repeat"`` a copy all the same.
     The rows come out in no particular order.
 
-    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
+    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    sorted on disk.
 
-    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
     ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``window``, for how long
     ids are remembered ("7 days", or a number of ms; None: for ever), by ``time``, a column that copies share: when the
     event happened. Rows that are older than the window are UNSURE. Without a ``time`` the clock of the batches stands
@@ -153,18 +157,18 @@ class IdColumns(RoleColumns):
         for role, name in roles:
             if isinstance(name, Computed):
                 continue
-            known = name if name in types else in_any_case([*types], name)
-            if known is None:
+            column = name if name in types else in_any_case([*types], name)
+            if column is None:
                 raise no_column(name, role, df.columns, required=role in self.required)
-            kind = types[known]
-            shown = f"column {name!r} ({role}) is {kind.simpleString()}"
+            kind = types[column]
+            what = f"column {name!r} ({role}) is {kind.simpleString()}"
             if role in self.times and not isinstance(kind, (*WHOLE, *TEXT, *EXACT, *TIME)):
-                raise Misuse(f"{shown}, must be whole numbers or times", column=name)
+                raise Misuse(f"{what}, must be whole numbers or times", column=name)
             if role == "id" and any(word in kind.simpleString() for word in ("map<", "variant")):
-                raise Misuse(f"{shown}: maps have no order to be told apart by; name a part of it", column=name)
+                raise Misuse(f"{what}: maps have no order to be told apart by; name a part of it", column=name)
             if role == "id" and collation(kind) is not None:
                 raise Misuse(
-                    f"{shown} with the collation {collation(kind)}, and ids are told apart by their bytes: cast it to "
+                    f"{what} with the collation {collation(kind)}, and ids are told apart by their bytes: cast it to "
                     f"a plain string first, such as lower({name}) collate UTF8_BINARY",
                     column=name,
                 )
@@ -414,14 +418,14 @@ def _paired(rows: DataFrame, columns: IdColumns, *, is_few: bool) -> DataFrame:
     id, payload = ([cell_of(rows, name) for name in own] for own in (columns.id, columns.payload))
     key = [cell.hashed for cell in id]
     at = F.lit(None).cast("long") if columns.order is None else milliseconds(rows, columns.order)
-    shown = [_text(cell).alias(name) for cell, name in zip(id, columns.id, strict=True)]
+    parts = [_text(cell).alias(name) for cell, name in zip(id, columns.id, strict=True)]
     content = [
         F.when(cell.column.isNotNull(), F.xxhash64(cell.hashed)).alias(f"c{i}") for i, cell in enumerate(payload)
     ]
     texts = [_text(cell).alias(f"t{i}") for i, cell in enumerate(payload)]
     every = rows.select(
         F.xxhash64(*key).alias(_NAME[0]), F.xxhash64(F.lit(1), *key).alias(_NAME[1]), host.VERDICT, host.REASON,
-        F.struct(*shown).alias(_ID), F.struct(at.alias(_MS), FILE, *content, *texts).alias("row"),
+        F.struct(*parts).alias(_ID), F.struct(at.alias(_MS), FILE, *content, *texts).alias("row"),
     )  # fmt: skip
     copies = every.where(F.col(host.REASON).isin("seen", "conflict", "changed")).select(
         *_NAME, F.col("row").alias("copy")

@@ -100,14 +100,14 @@ def in_order(rows: DataFrame, engine: ChainsEngine, options: MemoryOptions) -> I
     coded = host.coded(both, fitted, options, F.col(CODE).cast("long")).drop(CODE)
     coded = coded.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        kept = waiting.write(coded.where(F.col(REASON) >= HELD), version, options.keep)
+        written = waiting.write(coded.where(F.col(REASON) >= HELD), version, options.keep)
         newest = MemoryFolder.anywhere(str(options.path)).newest(version + 1).values()
         own = [run for run in newest if run.header["version"] == version]
         again, held = sum(run.header["figures"]["again"] for run in own), sum(map(_held, newest))
-        if (again, held) != (count, kept):
+        if (again, held) != (count, written):
             raise BooksDoNotBalance(
                 f"batch {version}: {count} rows were held back and {again} of them came again; of those judged {held}"
-                f" are to wait, and {kept} were kept"
+                f" are to wait, and {written} were kept"
             )
         integers = fitted.integers(rows)
         out = coded.where(F.col(REASON) < HELD).transform(integers.read)
@@ -155,7 +155,7 @@ class HeldRows:
             )
         if not document["rows"]:
             return None, 0
-        read = rows.sparkSession.read.schema(self._schema).parquet(str(self._folder / f"{version:012}"))
+        read = (self._folder / f"{version:012}").read(self._schema)
         return read.toDF(*rows.columns, CODE), int(document["rows"])
 
     def write(self, rows: DataFrame, version: int, keep: int) -> int:
@@ -166,7 +166,8 @@ class HeldRows:
         passing = rows.observe(counter, F.count(F.lit(1)).alias("rows"))
         columns = [F.col(quoted(name)).alias(f"c{i}") for i, (name, _) in enumerate(self._columns)]
         code = (F.col(REASON) - HELD).cast("byte").alias(CODE)
-        passing.select(*columns, code).write.mode("overwrite").parquet(str(folder))
+        folder.remove()
+        folder.write(passing.select(*columns, code))
         count = int(counter.get["rows"])
         if not count:
             folder.remove()
@@ -201,11 +202,11 @@ def judge_bucket(
     (code,) = rows.more
     again = np.flatnonzero(code >= 0)
     first = np.concatenate(([True], (rows.key[1:] != rows.key[:-1]) | (rows.key_check[1:] != rows.key_check[:-1])))
-    known = bucket.find(CHAINS, rows.key[first], rows.key_check[first])
+    entries = bucket.find(CHAINS, rows.key[first], rows.key_check[first])
     bank = OrderedBank(settings)
-    if known is not None:
-        counts, (lower, upper) = known.lists["gaps"]
-        bank.chains = OrderedChains(known.key, known.check, *(known.values[name] for name in _VALUES))
+    if entries is not None:
+        counts, (lower, upper) = entries.lists["gaps"]
+        bank.chains = OrderedChains(entries.key, entries.check, *(entries.values[name] for name in _VALUES))
         bank.gaps = GapRows(np.repeat(np.arange(len(counts)), counts), lower, upper)
     waiting = rows.take(again)
     owner = bank.find(waiting.key, waiting.key_check)
@@ -219,9 +220,9 @@ def judge_bucket(
     codes[code < 0] = bank.judge(ChainMessages(new.key, new.key_check, new.previous, new.number), now_ms)
     bucket.blob = bank.tick(now_ms).tobytes()
     chains, gaps = bank.chains, bank.gaps
-    place = bank.find(rows.key, rows.key_check)
-    waits = COUNTS[codes] & (place >= 0)
-    waits[waits] = rows.number[waits] > chains.last[place[waits]]
+    row = bank.find(rows.key, rows.key_check)
+    waits = COUNTS[codes] & (row >= 0)
+    waits[waits] = rows.number[waits] > chains.last[row[waits]]
     codes[waits] += HELD
     due_ms = chains.due_ms[chains.due_ms >= 0]
     bucket.figures |= {

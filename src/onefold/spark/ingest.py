@@ -34,6 +34,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from importlib.util import find_spec
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import pyspark
@@ -45,6 +46,7 @@ from pyspark.sql import types as T
 
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
+from onefold.spark import objects
 from onefold.spark.columns import CORRUPT, TEXT, milliseconds, no_number, quoted, whole
 from onefold.spark.dialect import SPARK, kinds, try_cast, valid_utf8
 from onefold.spark.engine import Named
@@ -61,6 +63,8 @@ from onefold.spark.files import (
     is_true,
 )
 from onefold.spark.host import Transform
+from onefold.spark.lakes import DELTA, ICEBERG, PACKAGES, Snapshot, open_snapshot
+from onefold.spark.session import opens
 from onefold.spark.versions import FileKey
 
 PartitionTypes: TypeAlias = Literal["text", "infer"]
@@ -144,6 +148,8 @@ def open_source(spark: SparkSession, source: SourceSpec, columns: Named, *, coun
     with _clear_errors(spark, source) as (kind, options):
         if kind in _FILES:
             opened = _open_files(Reading(spark, source, columns, kind, options), count)
+        elif kind in PACKAGES:
+            opened = _open_lake(spark, source, kind, options)
         elif kind == KAFKA:
             from onefold.spark import kafka
 
@@ -170,7 +176,50 @@ def listed(
             from onefold.spark import kafka
 
             return kafka.listed(spark, source.path, options, before())
+        if kind in PACKAGES and _connector(spark, source.path, kind, options, None) is None:
+            return list(_of_snapshot(open_snapshot(source.path, kind, options)).files)
         return SourceFiles(spark, source.path, kind, options).listed() if kind in _FILES else None
+
+
+def _open_lake(spark: SparkSession, source: SourceSpec, kind: str, options: Mapping[str, str]) -> OpenSource:
+    """A snapshot of a table, read by the platform's own connector if Spark has it, else through Arrow."""
+    has_package = find_spec(PACKAGES[kind]) is not None
+    rows = _connector(spark, source.path, kind, options, None)
+    if rows is not None and not (has_package and kind == DELTA):
+        return OpenSource(rows, Manifest(why_not=f"what this {kind} table holds is known from its connector alone"))
+    snapshot = open_snapshot(source.path, kind, options)
+    if rows is not None:
+        rows = _connector(spark, source.path, kind, options, snapshot.version)
+    if source.only is not None:
+        snapshot = snapshot.only(source.only)
+
+    def rows_by_file() -> dict[str, int]:
+        counts = snapshot.read(spark, at=AT).groupBy(AT).count().collect()
+        return {str(at): int(count) for at, count in counts}
+
+    read = snapshot.read(spark) if rows is None else rows
+    return OpenSource(read, _of_snapshot(snapshot), None, rows_by_file if rows is None else dict)
+
+
+def _of_snapshot(snapshot: Snapshot) -> Manifest:
+    files = (SourceFile(file.path, file.size, 0, file.rows, metadata_path=file.path) for file in snapshot.files)
+    return Manifest(tuple(sorted(files, key=lambda file: file.path)), snapshot=snapshot.named)
+
+
+def _connector(
+    spark: SparkSession, path: str, kind: str, options: Mapping[str, str], version: int | None
+) -> DataFrame | None:
+    """The table as Spark's own connector reads it; None: this Spark has none, or does not know the catalogue."""
+    if kind == ICEBERG and ("#" in path or spark.conf.get(f"spark.sql.catalog.{path.partition('.')[0]}", None) is None):
+        return None
+    at = {} if version is None else {"versionAsOf": str(version)}
+    try:
+        rows = spark.read.format(kind).options(**{**options, **at}).load(path)
+        return rows if rows.schema else None  # Spark Connect looks only now
+    except (Py4JJavaError, PySparkException) as error:
+        if any(sign in str(error) for sign in ("DATA_SOURCE_NOT_FOUND", "Failed to find data source")):
+            return None
+        raise
 
 
 def naming(columns: Named) -> set[str]:
@@ -180,16 +229,18 @@ def naming(columns: Named) -> set[str]:
 
 def _open_files(reading: Reading, count: bool) -> OpenSource:
     reading.look(count=count)
-    parts, aside = reading.parts(), reading.manifest.aside
+    parts = reading.parts()
 
     def table(*, at: bool = False) -> DataFrame:
-        frames = [part.read(reading.spark.read, reading.source.path, aside, at=at) for part in parts]
+        frames = [reading.read(part, at=at) for part in parts]
         return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), frames)
 
     def rows_by_file() -> dict[str, int]:
         return {str(at): int(rows) for at, rows in table(at=True).groupBy(AT).count().collect()}
 
     df = table()
+    if reading.files.by_arrow:  # it reads the files of the manifest, and no others
+        return OpenSource(df, reading.manifest, reading.files, rows_by_file)
     if count:  # what changed since it was looked at is counted again, as the reader has just listed it
         reading.look(count=True)
     return OpenSource(df, reading.manifest.only(df.inputFiles()), reading.files, rows_by_file)
@@ -246,6 +297,14 @@ def open_stream(
 
 
 def _loaded(spark: SparkSession, reader: Any, kind: str, path: str) -> DataFrame:
+    if kind in PACKAGES:
+        try:
+            return reader.format(kind).load(path)  # type: ignore[no-any-return]
+        except (Py4JJavaError, PySparkException) as error:
+            if not any(sign in str(error) for sign in ("DATA_SOURCE_NOT_FOUND", "Failed to find data source")):
+                raise
+            what = f"a stream reads a {kind} table through Spark's own connector, which is not here"
+            raise Misuse(f"{path}: {what}: add its jar, or run batches with [memory]", path=path) from error
     if kind != TABLE:
         return reader.format(kind).load(path)  # type: ignore[no-any-return]
     if not spark.catalog.tableExists(path):
@@ -268,8 +327,11 @@ def is_table_name(text: str) -> bool:
 def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str, dict[str, str]]]:
     """The format as Spark calls it, and its options; and one clear line for whatever Spark says of the source."""
     is_pattern = any(char in source.path for char in "*?[{")
-    is_path = source.path and source.format != TABLE and "://" not in source.path and not is_pattern
-    if is_path and not Place(spark, source.path).exists():
+    is_path = source.path and source.format not in (TABLE, *PACKAGES) and "://" not in source.path and not is_pattern
+    is_stored = "://" in source.path and not is_pattern and not opens(spark, objects.scheme_of(source.path))
+    if (is_path or (is_stored and _FORMATS.get(source.format, source.format) in _FILES)) and not Place(
+        spark, source.path
+    ).exists():
         raise Misuse(f"there is nothing at {source.path}", path=source.path)
     if source.format == LOG:
         register_log(spark)
@@ -288,7 +350,7 @@ def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str
 
 
 def register_log(spark: SparkSession) -> None:
-    """Make the format ``onefold-log`` known to a session."""
+    """Make the format ``onefold-log``, the log of a topic, known to a session, for tables and streams."""
     try:
         from onefold.spark.log_source import OnefoldLog
     except ImportError as error:
@@ -364,6 +426,13 @@ class Reading:
             why = bad[0].trouble or "it was set aside"
             raise OSError(f"there is no file at {self.source.path} that can be read; {bad[0].shown}: {why}")
 
+    def read(self, part: SourcePart, *, at: bool = False) -> DataFrame:
+        """The table of a part, without the files that are set aside. ``at``: with the file of each row."""
+        if self.files.by_arrow:
+            files = self.manifest.files if part.only is None else part.only
+            return part.step(self.files.rows(part.kind, files, part.schema, AT if at else None))
+        return part.read(self.spark.read, self.source.path, self.manifest.aside, at=at)
+
     def parts(self) -> list[SourcePart]:
         if self._kind == "csv" and self.manifest.files:
             return self._csv()
@@ -390,6 +459,12 @@ class Reading:
 
     def _inferred(self, files: Sequence[SourceFile] | None = None) -> T.StructType:
         """The columns as Spark's own reader infers them."""
+        if self.files.by_arrow:
+            if not (some := files or self.manifest.files):
+                raise Misuse(f"there is no file at {self.source.path}", path=self.source.path)
+            if self._kind == "text":
+                return T.StructType([_text(VALUE)])
+            return objects.schema_of(some[0].path, self._kind)
         paths = self.source.path if files is None else [file.path for file in files]
         return self.spark.read.format(self._kind).options(**self._options).load(paths).schema
 
@@ -450,12 +525,17 @@ class Reading:
 
     def _json(self) -> SourcePart:
         """By Spark's own reader if it is to decide, or if a survey finds no odd line; else line by line."""
+        if self.files.by_arrow:
+            if self._is_loose or SPARK < (4, 0):
+                what = "options that ask for less than strict JSON" if self._is_loose else "JSON lines on Spark 3.5"
+                raise Misuse(f"{self.source.path}: {what} need Spark's own connector for that store")
+            return self._line_by_line()
         if SPARK < (4, 0) and not self._is_loose:
             self._refuse_odd_lines()
         if SPARK < (4, 0) or self._is_loose:
             columns = self._as_written(each for each in self._inferred(self.manifest.files) if each.name != CORRUPT)
             return SourcePart("json", self._options, self._with_folders(columns, _text(CORRUPT)), only=self._some)
-        outcome = survey(self._lines().read(self.spark.read, self.source.path, self.manifest.aside))
+        outcome = survey(self.read(self._lines()))
         table = JsonTable.of(outcome.keys, self._roles, self.files.options)
         if outcome.odd and self._fails_fast:
             raise OSError(
@@ -468,7 +548,7 @@ class Reading:
 
     def _refuse_odd_lines(self) -> None:
         """Before Spark 4 its functions cannot tell them, so Python looks; what its reader makes of one may be wrong."""
-        rows = self._lines().read(self.spark.read, self.source.path, self.manifest.aside).where(_trimmed() != "")
+        rows = self.read(self._lines()).where(_trimmed() != "")
         odd = F.udf(_is_odd, "boolean")(VALUE)
         count, sample = rows.where(odd).agg(F.count(F.lit(1)), F.any_value(VALUE)).collect()[0]
         if count:
@@ -478,7 +558,7 @@ class Reading:
     def _line_by_line(self) -> SourcePart:
         """Each line parsed by itself; what an odd one holds is no column."""
         lines = self._lines()
-        rows = lines.read(self.spark.read, self.source.path, self.manifest.aside)
+        rows = self.read(lines)
         table = JsonTable.of(survey(rows, strict=True).keys, self._roles, self.files.options)
         return replace(lines, step=lambda df: table.rows(lines.step(df).where(_trimmed() != ""), self.files.options))
 

@@ -37,7 +37,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
-from urllib.parse import unquote
 from uuid import uuid4
 
 import numpy as np
@@ -47,6 +46,8 @@ from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.hashed_names import find
 from onefold.spark.meaning import Meaning, refuse_other
+from onefold.spark.objects import LOCK, file_system, local_path
+from onefold.stores.addresses import is_far
 
 Int64s: TypeAlias = NDArray[np.int64]
 
@@ -131,18 +132,12 @@ class Storage:
     """A folder that all tasks see: a path of this machine, or any URL that pyarrow.fs opens."""
 
     def __init__(self, url: str) -> None:
-        scheme, _, rest = url.partition(":")
         self.url = url.rstrip("/")
-        local = not rest or "/" in scheme or scheme == "file"
-        self.root = re.sub("^//(localhost)?(?=/)", "", unquote(rest)) if local and scheme == "file" else self.url
         self._files: Any = None
-        if not local:
-            from pyarrow import fs
-
-            try:
-                self._files, self.root = fs.FileSystem.from_uri(re.sub("^s3[an]:", "s3:", self.url))
-            except (OSError, ValueError) as error:
-                raise Misuse(f"{url}: no file system that pyarrow opens: {error}", path=url) from error
+        if is_far(url):
+            self._files, self.root = file_system(self.url)
+        else:
+            self.root = local_path(url)
 
     def names(self, folder: str = "") -> list[str]:
         """What lies in a folder; nothing if it is not there. Drafts of files do not count."""
@@ -446,7 +441,7 @@ class MemoryFolder:
         storage = Storage(path)
         signed = signature(storage)
         if signed is None:
-            if names := storage.names():
+            if names := [name for name in storage.names() if name != LOCK]:
                 raise Misuse(f"{path} is no memory: it holds {names[0]!r}; choose an empty folder", path=path)
             signed = {"format": FORMAT, "kind": "memory", "id": uuid4().hex, "meaning": dict(meaning)}
             storage.write(MARK, (json.dumps(signed, indent=2) + "\n").encode())

@@ -75,8 +75,8 @@ class NoteRules:
 class NoteTaker:
     """Sees the rows of a task go in, and the codes come out."""
 
-    def __init__(self, rules: NoteRules, folder: str, rows_max: int) -> None:
-        self._rules, self._folder, self._rows_max = rules, folder, rows_max
+    def __init__(self, rules: NoteRules, storage: Storage, rows_max: int) -> None:
+        self._rules, self._storage, self._rows_max = rules, storage, rows_max
         self._parts: list[Sequence[Int64s]] = []
         self._rows = 0
 
@@ -101,7 +101,7 @@ class NoteTaker:
 
     def _write(self, gaps: Sequence[Int64s], summary: Mapping[str, Any]) -> None:
         context = TaskContext.get()
-        name, storage = f"{0 if context is None else context.partitionId():05}", Storage(self._folder)
+        name, storage = f"{0 if context is None else context.partitionId():05}", self._storage
         if len(gaps[0]):
             sink = pa.BufferOutputStream()
             pq.write_table(pa.table(dict(zip(GAP_COLUMNS, gaps, strict=False))), sink)
@@ -182,13 +182,13 @@ class _Keys(NamedTuple):
     most: Int64s
 
 
-def _spans(owner: Int64s, shown: Int64s, first: Int64s, keys: int) -> tuple[Int64s, Int64s]:
+def _spans(owner: Int64s, time: Int64s, first: Int64s, keys: int) -> tuple[Int64s, Int64s]:
     """Where the firsts of each key begin and end; ``first``: those rows, sorted by key and number."""
     least, most = np.zeros(keys, np.int64), np.zeros(keys, np.int64)
     owners = owner[first]
     at = np.flatnonzero(np.concatenate(([True], owners[1:] != owners[:-1]))[: len(owners)])
     if len(at):
-        least[owners[at]], most[owners[at]] = (by.reduceat(shown[first], at) for by in (np.minimum, np.maximum))
+        least[owners[at]], most[owners[at]] = (by.reduceat(time[first], at) for by in (np.minimum, np.maximum))
     return least, most
 
 
@@ -256,9 +256,9 @@ def _lags(rules: NoteRules, order: Any, first: Int64s, copies: Int64s, arrival: 
         is_there = order[first[at]] == order[copies]
         pairs = arrival[first[at[is_there]]], arrival[copies[is_there]]
         is_timed = np.logical_and.reduce([half != np.iinfo(np.int64).min for half in pairs])
-        began, came = (_milliseconds(half[is_timed], rules.arrival) for half in pairs)
-        lag = came - began
-        lag = lag[((came ^ began) & (came ^ lag)) >= 0]  # foreign times may be further apart than a long can tell
+        began, ended = (_milliseconds(half[is_timed], rules.arrival) for half in pairs)
+        lag = ended - began
+        lag = lag[((ended ^ began) & (ended ^ lag)) >= 0]  # foreign times may be further apart than a long can tell
         late = np.maximum(lag, 0)
         shift = np.maximum(np.frexp(late.astype(np.float64))[1] - DIGITS, 0)
         lower, count = np.unique(late >> shift << shift, return_counts=True)

@@ -86,6 +86,10 @@ def outbox_sink(
 ) -> Callable[[DataFrame, int], None]:  # fmt: skip
     """A function for ``foreachBatch`` that sends each row of a stream as one message, once.
 
+        url = "postgresql://shop@db/shop"
+        sink = outbox_sink(store=url, transport=url, to="orders", source="orders-topic")
+        stream.writeStream.foreachBatch(sink).option("checkpointLocation", "checkpoints/orders").start()
+
     ``store``, ``tokens`` and ``transport`` are addresses as an `Endpoint` takes them, which all executors can reach;
     ``to`` is a queue. ``source`` names this stream: it must be its own, and the same after each restart. A stream that
     begins anew, with a new checkpoint, needs a new name: its batches count from 0 again, and `Misuse` says so.

@@ -352,6 +352,8 @@ def judge_producers(
 ) -> Transform:  # fmt: skip
     """A step that adds ``verdict`` and ``reason`` to a table or a stream of numbered messages.
 
+        judged = df.transform(judge_producers(ProducerColumns(producer="device", sequence="n", time="ts")))
+
     ``time``: the column with the time that the producer gave the message, which copies share (``columns.time`` says the
     same): where the sequence falls and the time rises, the counter of the producer restarted, and its epochs are told
     apart. Then gaps are remembered, of all epochs, and neither ``jump_max`` nor an epoch column may be named.
@@ -361,9 +363,10 @@ def judge_producers(
     one is FIRST. The rows come out in no particular order. ``jump_max``: a sequence that lies more than so much above
     the highest one before it is rejected; None: any is taken.
 
-    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
+    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    sorted on disk.
 
-    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
     ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``digests_max``, of how
     many of a producer's sequences the payload is remembered from batch to batch; ``idle_ms``, after how long without a
     message a producer gives up its gaps; ``state_rows_max``, how many producers a bucket remembers, beyond which
@@ -535,8 +538,8 @@ class ProducersEngine(Engine):
         key, check = rows.key[first], rows.key_check[first]
         turn = by_name(key, check)
         key, check, rank = key[turn], check[turn], np.argsort(turn)[np.cumsum(first) - 1]
-        known = bucket.find(CHAINS, key, check)
-        at = np.full(len(key), -1) if known is None else find(known.key, known.check, key, check)
+        entries = bucket.find(CHAINS, key, check)
+        at = np.full(len(key), -1) if entries is None else find(entries.key, entries.check, key, check)
         if options.state_rows_max is not None:
             room = (at >= 0) | (np.cumsum(at < 0) <= options.state_rows_max - bucket.figures["keys"])
             if not room.all():
@@ -545,14 +548,14 @@ class ProducersEngine(Engine):
                     codes[some] = self._judge_restarts(rows.take(some), bucket, options, now_ms)
                 return codes
         counters, stored = Counters.none(len(key), self.gap_count_max), Stored.none()
-        if known is not None:
+        if entries is not None:
             own = np.flatnonzero(at >= 0)
-            before = counters_of(known, self.gap_count_max)
+            before = counters_of(entries, self.gap_count_max)
             bucket.figures["gaps"] -= len(before.missing().owner)
-            give_up_idle(known, before, options, now_ms)
+            give_up_idle(entries, before, options, now_ms)
             counters.runs = before.runs._replace(owner=own[before.runs.owner])
             counters.forgotten[own] = before.forgotten
-            counts, digests = known.lists["digests"]
+            counts, digests = entries.lists["digests"]
             stored = Stored(np.repeat(own, counts), *digests)
         by_owner = np.argsort(rank, kind="stable")  # by name, not as the producers came
         owner, time, sequence = rank[by_owner], rows.arrival[by_owner], rows.number[by_owner]
@@ -570,13 +573,13 @@ class ProducersEngine(Engine):
 
     def _judge_bucket(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
         # The infinite gap counts there too.
-        bank, known = recalled(bucket, rows, ChainSettings(self.gap_count_max + 1), options, now_ms)
+        bank, entries = recalled(bucket, rows, ChainSettings(self.gap_count_max + 1), options, now_ms)
         before, heads = bank.names, bank.chains.head
         first = begins(rows.key, rows.key_check)
         rank = np.cumsum(first) - 1
         names = rows.key[first], rows.key_check[first]
         at = bank.find(*names)
-        known_epochs = np.empty(0, np.int64) if known is None else known.values["epoch"]
+        known_epochs = np.empty(0, np.int64) if entries is None else entries.values["epoch"]
         judged = fences(rank, rows.previous, np.append(known_epochs, NO_EPOCH)[at])
         live = np.flatnonzero(judged < 0)
         if self.jump_max is not None:  # a producer's head in the bank is its highest sequence, + 1
@@ -602,8 +605,8 @@ class ProducersEngine(Engine):
         highest = np.maximum.reduceat(rows.previous, np.flatnonzero(first))
         epochs[now_at[own]] = np.maximum(epochs[now_at[own]], highest[own])
         digests = Digests.none()
-        if known is not None:
-            counts, (sequence, digest) = known.lists["digests"]
+        if entries is not None:
+            counts, (sequence, digest) = entries.lists["digests"]
             digests = Digests(np.repeat(moved, counts), sequence, digest)
         if rows.more:
             contents = Digests(now_at[rank], rows.number, rows.more[0])

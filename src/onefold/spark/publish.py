@@ -3,7 +3,8 @@
 The judged rows are written once, into ``_staging``, split by where they belong, and counted for the books on their way.
 The missing ranges are found from what lies there. Then the folders are moved into place and ``run.json`` is written,
 last; a run without it is not complete, and running again replaces it. Only what the folder's signature names is removed
-(see `signature`), and one run at a time has it.
+(see `signature`), and one run at a time has it. In an object store, which renames no folder, one put of a commit does
+the same (see `commits`), and until then the run before stays as it is.
 
 The strategy decides what becomes of rows that are not FIRST:
 
@@ -16,7 +17,7 @@ An engine may publish more, made from the judged rows: ``uplinks/`` holds the re
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
@@ -24,6 +25,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from onefold.errors import StaleWrite
+from onefold.spark.commits import COMMIT, Commit
 from onefold.spark.files import Place
 from onefold.spark.fingerprints import Counts
 from onefold.spark.host import REASON, VERDICT
@@ -93,7 +95,7 @@ class RunFolder:
     def commit(self, parts: Mapping[str, Place]) -> None:
         for name in (RUN, REPORT):
             self.signed.remove(name)
-        self.signed.replace(parts, [*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, AUDIT])
+        self.signed.replace(parts, _REPLACED)
 
     def keep(self, name: str) -> Place:
         self.signed.own({name: None})
@@ -106,15 +108,72 @@ class RunFolder:
         (self.place / RUN).write_json(run)
 
 
+_REPLACED = [*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, AUDIT]
+"""The folders of a run that the next one replaces."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun(RunFolder):
+    """The same in an object store."""
+
+    parts: dict[str, Place] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        return self.staging
+
+    @property
+    def shown(self) -> str:
+        return self.signed.place.shown
+
+    def commit(self, parts: Mapping[str, Place]) -> None:
+        self.parts.update(parts)
+        Commit.of(self.staging, parts, "", {}).put(self.staging / COMMIT)  # to be audited
+
+    def keep(self, name: str) -> Place:
+        self.signed.remove(name)
+        self.signed.own({name: None})
+        return self.signed.place / name
+
+    def finish(self, tally: Tally, run: dict[str, object], manifest: bytes) -> None:
+        documents = {TALLY: tally.check().to_dict(), MANIFEST: manifest, RUN: run}
+        root = self.signed.place
+        commit = Commit.of(root, self.parts, "", documents)
+        for name in _REPLACED:
+            self.signed.refuse_foreign(name)
+        files: dict[str, list[str]] = {name: (root / name).files() for name in {*_REPLACED, *self.parts}}
+        for name in commit.files:
+            folder, _, file = name.partition("/")
+            files[folder] = sorted({*files[folder], file})
+        self.signed.own({name: own for name, own in files.items() if own})
+        commit.put(root / COMMIT)
+        carry_out(self.signed, commit)
+
+
+def carry_out(signed: Signed, commit: Commit) -> None:
+    """Put the files of a run that is committed in their places, instead of those of the run before."""
+    root = signed.place
+    for name in (RUN, REPORT):
+        signed.remove(name)
+    for name in _REPLACED:
+        for file in (root / name).files():
+            if f"{name}/{file}" not in commit.files:
+                (root / name / file).remove()
+    commit.carry_out(root)
+    signed.remove(COMMIT)
+
+
 @contextmanager
 def opened(spark: SparkSession, path: str) -> Iterator[RunFolder]:
     """The folder of a run: made if it is not there, refused if something else lives there or another run is at it."""
-    with signed(Place(spark, path), "run", [*sorted(FILES), STAGING], _of_former_versions) as folder:
+    with signed(Place(spark, path), "run", [*sorted(FILES), STAGING, COMMIT], _of_former_versions) as folder:
+        if not folder.place.renames and (commit := Commit.read(folder.place / COMMIT)) is not None:
+            carry_out(folder, commit)  # of a run that died when it was published
         folder.remove(STAGING)
         staging = folder.place / STAGING / uuid4().hex[:12]
         staging.make()
         try:
-            yield RunFolder(folder, staging)
+            yield (RunFolder if folder.place.renames else StoredRun)(folder, staging)
         finally:
             with suppress(StaleWrite):  # then it is somebody else's by now
                 folder.remove(STAGING)
@@ -138,8 +197,8 @@ def kept(rows: DataFrame, place: Place | None) -> DataFrame:
         rows = rows.persist()
         rows.count()
         return rows
-    rows.write.parquet(str(place))
-    return rows.sparkSession.read.parquet(str(place))
+    place.write(rows)
+    return place.read()
 
 
 def stage(judged: DataFrame, staging: Place | None, strategy: Strategy) -> DataFrame:
@@ -154,10 +213,10 @@ def stage(judged: DataFrame, staging: Place | None, strategy: Strategy) -> DataF
         folder = F.when(F.col(VERDICT) == str(verdict), F.lit(name)).otherwise(folder)
     placed = judged.withColumn(_FOLDER, folder)
     placed = placed if strategy == "none" else sorted_in_files(placed, _FOLDER)
-    placed.write.partitionBy(_FOLDER).parquet(str(staged))
+    staged.write(placed, _FOLDER)
     if not staged.exists():
         raise OSError(f"Spark wrote {staged.shown}, and it is not there: is it on the disk of another machine?")
-    rows = spark.read.schema(schema.add(_FOLDER, "string")).parquet(str(staged)) if staged.names() else None
+    rows = staged.read(schema.add(_FOLDER, "string")) if staged.names() else None
     return spark.createDataFrame([], schema) if rows is None else rows.drop(_FOLDER)
 
 
@@ -215,12 +274,12 @@ def staged(
     extras: Iterable[str] = (),
 ) -> dict[str, Place]:  # fmt: skip
     if strategy == "none":
-        sorted_again(rows).select(*original).write.parquet(str(staging / MESSAGES))
+        (staging / MESSAGES).write(sorted_again(rows).select(*original))
         parts = {MESSAGES: staging / MESSAGES}
     else:
         names = [MESSAGES] if strategy == "mark" else list(FOLDERS.values())
         parts = {name: staging / ROWS / f"{_FOLDER}={name}" for name in names}
     for part in parts.values():
         if not part.exists():
-            rows.limit(0).coalesce(1).write.parquet(str(part))
+            part.write(rows.limit(0).coalesce(1))
     return parts | {name: staging / name for name in (*([GAPS] if gaps else []), *extras)}

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import permutations
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -38,7 +39,7 @@ from onefold.spark.memory import MemoryFolder
 from onefold.spark.notes import Notes
 from onefold.spark.session import has_executors, is_connect
 from onefold.spark.signature import locked, refuse_inside, refuse_overlap
-from onefold.spark.sinks import Format, Sink, open_sink
+from onefold.spark.sinks import FOLDERS, Format, Sink, open_sink
 from onefold.spark.sinks.parquet import ParquetSink
 from onefold.spark.versions import Version, VersionLog
 from onefold.tally import Tally
@@ -101,7 +102,7 @@ class Run:
 def run(
     spark: SparkSession, source: SourceSpec, engine: Engine, path: str, *, strategy: publish.Strategy = "drop",
     settings: Mapping[str, Any] | None = None, ranges_max: int = 20, figures: Figures | None = None, say: Say = print,
-    memory: MemoryOptions | None = None, format: Format = "parquet",
+    memory: MemoryOptions | None = None, format: Format = "parquet", options: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:  # fmt: skip
     """Judge a source and publish the result at ``path``; complete or not at all. ``figures``: to take for a report.
 
@@ -114,7 +115,7 @@ def run(
             going, read = None, _read(spark, source, engine)
             output: publish.Output = stack.enter_context(publish.opened(spark, path))
         else:
-            going = stack.enter_context(going_on(spark, source, engine, path, memory, format, strategy))
+            going = stack.enter_context(going_on(spark, source, engine, path, memory, format, strategy, options))
             read, output, strategy = going.read, going.output, strategy if format == "parquet" else "mark"
         engine, messages = read.engine, read.messages
         passing = Passing(comparable(messages))
@@ -124,7 +125,7 @@ def run(
         result, rows, gaps = judged.result, judged.rows, judged.gaps
         extras = engine.extras(rows) if format == "parquet" else {}
         for name, extra in extras.items():
-            extra.write.parquet(str(output.staging / name))
+            (output.staging / name).write(extra)
         others = engine.others(read.opened.rows)
         pictures = None
         if figures is not None:
@@ -214,9 +215,9 @@ class GoingOn:
     before: Sequence[Place]  # what the version before left: its missing ranges; none: it is the first
     published: Place | None  # where all versions lie, if in files
 
-    def listed(self, spark: SparkSession) -> list[DataFrame]:
+    def listed(self) -> list[DataFrame]:
         """What was missing before, if anything was: it names keys that this version has no row of."""
-        return [spark.read.parquet(str(gaps)) for gaps in self.before if gaps.exists()]
+        return [gaps.read() for gaps in self.before if gaps.exists()]
 
     def firsts(self, rows: DataFrame) -> DataFrame:
         """All that counts by now."""
@@ -232,10 +233,10 @@ class GoingOn:
 @contextmanager
 def going_on(
     spark: SparkSession, source: SourceSpec, engine: Engine, path: str, memory: MemoryOptions, format: Format,
-    strategy: publish.Strategy,
+    strategy: publish.Strategy, options: Mapping[str, str],
 ) -> Iterator[GoingOn]:  # fmt: skip
     """What the next version of a memory needs. It has memory and output for itself; `NothingNew` if there is none."""
-    folders = [("the memory", str(memory.path)), *([] if format == "postgres" else [("the output", path)])]
+    folders = [("the memory", str(memory.path)), *([("the output", path)] if format in FOLDERS else [])]
     writes = [(name, located(spark, folder)) for name, folder in folders]
     refuse_overlap([("the source", located(spark, source.path))], writes)
     for outer, inner in permutations(writes, 2):
@@ -245,26 +246,25 @@ def going_on(
             Place(spark, folder).make()
             locks.enter_context(locked(Place(spark, folder), "run"))
         log = VersionLog(str(memory.path))
-        last = open_sink(spark, path, format=format, strategy=strategy).last(log.id or "")
+        opened = partial(open_sink, spark, path, format=format, strategy=strategy, options=options)
+        last = opened().last(log.id or "")
         version = log.next(last, listed(spark, source, partial(log.read, last)), memory.version)
         read = _read(spark, replace(source, only=version.files), engine)
-        options = replace(memory, version=version.number, now_ms=version.now_ms)
-        meaning = read.engine.meaning(read.messages, options)
-        home = MemoryFolder.opened(str(memory.path), meaning, buckets=options.buckets, keep=options.keep)
-        sink = open_sink(
-            spark, path, format=format, strategy=strategy, meaning={**meaning, **read.engine.source_meaning()}
-        )
+        goes_on = replace(memory, version=version.number, now_ms=version.now_ms)
+        meaning = read.engine.meaning(read.messages, goes_on)
+        home = MemoryFolder.opened(str(memory.path), meaning, buckets=goes_on.buckets, keep=goes_on.keep)
+        sink = opened(meaning={**meaning, **read.engine.source_meaning()})
         sink.last(home.id)
         log.begin(version)
         if isinstance(sink, ParquetSink):
-            judged = read.messages.transform(read.engine.step(options))
+            judged = read.messages.transform(read.engine.step(goes_on))
             output: publish.Output = sink.draft(home.id, version.number, judged.schema)
             before, place = [sink.folder(last) / publish.GAPS] if last is not None else [], Place(spark, path)
         else:
             table = TableDraft(spark, Place(spark, home.path), sink, home.id, version.number)
             output, place = table, None
             before = [table.listing(last)] if last is not None else []
-        yield GoingOn(read, output, home, options, version, before, place)
+        yield GoingOn(read, output, home, goes_on, version, before, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +307,7 @@ class TableDraft:
         kept.remove()
         (self.home / "_missing").make()
         (self.place / publish.GAPS).move_to(kept)
-        self.sink.write(self.stream, self.version, self.spark.read.parquet(str(self.place / publish.MESSAGES)), None)
+        self.sink.write(self.stream, self.version, (self.place / publish.MESSAGES).read(), None)
         self.place.remove()
         for name in (self.home / "_missing").names():
             if name < f"{self.version:012}":
@@ -357,7 +357,7 @@ def _judge(
             open_gaps = remembered_gaps(spark, going.memory, going.version.number + 1)
         else:
             open_gaps = noted_gaps(spark, notes.gaps if notes is not None else ())
-        tables = [naming] if going is None else [naming, *going.listed(spark)]
+        tables = [naming] if going is None else [naming, *going.listed()]
         missing = engine.named_gaps(rows, key_names(tables, engine.key, open_gaps).join(open_gaps, [*NAME]))
     watched, ranges, gaps = Passing(called="onefold_gaps"), [], missing
     if engine.knows_gaps or publishes:

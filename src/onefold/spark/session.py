@@ -299,6 +299,26 @@ def query_id(spark: SparkSession) -> str:
     return str(spark.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
 
 
+_opened: WeakKeyDictionary[SparkSession, dict[str, bool]] = WeakKeyDictionary()
+"""Which schemes of URLs a session can open."""
+
+
+def opens(spark: SparkSession, scheme: str) -> bool:
+    """Whether Spark itself can open URLs of this scheme; asked once. A server of Spark Connect cannot be asked: yes."""
+    if scheme == "file" or is_connect(spark):
+        return True
+    known = _opened.setdefault(spark, {})
+    if scheme not in known:
+        jvm: Any = spark.sparkContext._jvm
+        files = getattr(jvm, "org.apache.hadoop.fs.FileSystem")
+        try:
+            files.getFileSystemClass(scheme, spark.sparkContext._jsc.hadoopConfiguration())
+            known[scheme] = True
+        except Py4JJavaError:
+            known[scheme] = False
+    return known[scheme]
+
+
 def file_status(spark: SparkSession, urls: Iterable[str]) -> Iterator[tuple[str, int, int]]:
     """Each file by its URL, with its size in bytes and when it was changed, in Unix milliseconds."""
     if is_connect(spark):
@@ -377,4 +397,8 @@ def _launch(conf: SparkConf) -> Any:
 
 
 local_session = session
-"""The public name: `onefold.spark.session` is this module."""
+"""The active session of Spark, or a new one on this machine; ``config`` wins over every default.
+
+``local_session()`` uses all cores; ``local_session("local[2]", config={"spark.driver.memory": "4g"})`` two, and 4 GB.
+It finds a Java, keeps Spark quiet and on loopback, and sets the time zone to UTC. A session that runs is used as it is.
+"""

@@ -48,9 +48,9 @@ from uuid import uuid4
 
 from onefold.errors import Misuse, StaleWrite
 from onefold.spark.files import Place
+from onefold.spark.objects import LOCK
 
 MARK: Final = "_onefold.json"
-LOCK: Final = "_onefold.lock"
 OURS: Final = {MARK, f"{MARK}.new", LOCK}
 FORMAT: Final = 1
 BEAT_S: Final = 5.0
@@ -85,6 +85,11 @@ class Signed:
         self._owns |= names
         (self.place / MARK).write_json({"format": FORMAT, "kind": self._kind, "owns": self._owns})
 
+    def refuse_foreign(self, name: str) -> None:
+        """Raise `Misuse` if there is something in a folder that is not ours."""
+        if (self.place / name).exists():
+            _refuse_foreign(self.place, self._kind, name, self._owns)
+
     def remove(self, name: str) -> None:
         """Remove one of our own; `Misuse` if there is something under this name, or in it, that is not."""
         self._lock.check()
@@ -97,7 +102,7 @@ class Signed:
         for name in {**dict.fromkeys(earlier), **staged}:
             self.remove(name)
         self.own({name: source.files() for name, source in staged.items()})
-        for name, source in staged.items():
+        for name, source in staged.items():  # in a store file by file: of a diff or an audit, whose summary comes last
             source.move_to(self.place / name)
 
 

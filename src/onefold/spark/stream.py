@@ -25,6 +25,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import permutations
+from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 from pyspark.errors import StreamingQueryException
@@ -43,7 +44,7 @@ from onefold.spark.memory import MemoryFolder
 from onefold.spark.publish import Strategy
 from onefold.spark.session import cores, has_executors, is_connect, require_libraries
 from onefold.spark.signature import FORMAT, MARK, OURS, locked, refuse_inside, refuse_overlap, signature
-from onefold.spark.sinks import Format, Sink, open_sink, publish
+from onefold.spark.sinks import FOLDERS, Format, Sink, open_sink, publish
 from onefold.tally import BooksDoNotBalance, Tally
 
 SETTLE_S = 10.0
@@ -292,7 +293,7 @@ class Streaming(MemoryOptions):
 
 def run_stream(
     spark: SparkSession, source: SourceSpec, engine: Engine, streaming: Streaming, path: str, *,
-    format: Format = "parquet", strategy: Strategy = "drop",
+    format: Format = "parquet", strategy: Strategy = "drop", options: Mapping[str, str] = MappingProxyType({}),
     tell: Callable[[Progress], None] = lambda progress: None, stop: threading.Event | None = None,
     say: Callable[[str], None] = print,
 ) -> Progress:  # fmt: skip
@@ -306,7 +307,7 @@ def run_stream(
             "a stream of a pipeline needs a session of its own, not Spark Connect, where each batch is published by the"
             " server: run it there, as a batch with [memory], or as df.transform(judge_...(memory=...)).writeStream"
         )
-    folders = [("the checkpoint", streaming.checkpoint), *([] if format == "postgres" else [("the output", path)])]
+    folders = [("the checkpoint", streaming.checkpoint), *([("the output", path)] if format in FOLDERS else [])]
     writes = [(name, located(spark, folder)) for name, folder in folders]
     gaps = [("the gaps", f"{writes[-1][1]}_gaps")] if format == "delta" else []
     refuse_overlap([("the source", located(spark, source.path))], [*writes, *gaps])
@@ -316,7 +317,7 @@ def run_stream(
     files = StreamFiles(spark, source, engine.reads, checkpoint)
     df = files.table().transform(engine.shaped)
     meaning = {**engine.meaning(df, streaming), **engine.source_meaning()}
-    sink = open_sink(spark, path, format=format, strategy=strategy, meaning=meaning)
+    sink = open_sink(spark, path, format=format, strategy=strategy, meaning=meaning, options=options)
     names = checkpoint.names()
     if names and METADATA not in names and not OURS & set(names):
         raise Misuse(f"{checkpoint.shown} is no checkpoint: it holds {names[0]!r}; choose another")

@@ -140,11 +140,11 @@ class VersionLog:
                 f"version {wanted} is published, and nobody can tell whether this source is the same: it is no files",
                 version=wanted,
             )
-        gone = {file for file, version in read.items() if version == wanted} - there
+        missing = {file for file, version in read.items() if version == wanted} - there
         new = there - read.keys()
-        if not gone and not new:
+        if not missing and not new:
             return NothingNew(wanted)
-        file, what = (min(gone), "has changed or is gone") if gone else (min(new), "is new")
+        file, what = (min(missing), "has changed or is gone") if missing else (min(new), "is new")
         return Misuse(
             f"version {wanted} is published, from other files: {file.path.removeprefix('file:')} {what}", version=wanted
         )
@@ -165,13 +165,13 @@ class VersionLog:
         return read
 
     def _document(self, number: int) -> dict[str, Any] | None:
-        place = f"{self._storage.url}/{_name(number)}"
+        path = f"{self._storage.url}/{_name(number)}"
         try:
-            document = read_json(bytes(self._storage.read(_name(number))), place)
+            document = read_json(bytes(self._storage.read(_name(number))), path)
         except FileNotFoundError:
             return None
         if not isinstance(document, dict) or not {"files", "now_ms"} <= document.keys():
-            raise BadInput(f"{place} does not say what version {number} reads", path=place)
+            raise BadInput(f"{path} does not say what version {number} reads", path=path)
         return document
 
 

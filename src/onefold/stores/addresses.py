@@ -23,6 +23,16 @@ def masked(url: str) -> str:
     return repr(f"{first}:..." if colon else url) if "@" not in first else "an address that is not shown"
 
 
+def is_far(path: str) -> bool:
+    """Whether a path is a URL of something else than this machine's disks.
+
+    >>> [is_far(path) for path in ("s3://b/out", "S3A://b", "data/a:b", "file:///out", "C:/x", "out", "dbfs:/x")]
+    [True, True, False, False, False, False, True]
+    """
+    url = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", path)
+    return url is not None and url[1].lower() != "file"
+
+
 def scheme_of(url: str) -> tuple[str, str]:
     """What kind of store an address names, and where: for SQLite the file, else the address; two empty texts: nowhere.
 

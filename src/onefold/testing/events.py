@@ -61,6 +61,8 @@ class Events:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeEvents:
+    """Events as a table, and what is true of each row."""
+
     settings: Events
     messages: pa.Table
     """``event_id ts user status amount ingested_at offset``; times are timestamps, ``offset`` is the row's place."""
@@ -85,8 +87,10 @@ def make_events(events: Events) -> MadeEvents:
     counts = plan(events.rows, 1, Faults(copies=events.copies, losses=0, late_heads=0))
     count, again = counts.originals, counts.copies
     ts = BEGIN_MS + np.sort(rng.integers(0, DAY_MS, count))
-    came = ts + rng.integers(1, DISTANCE_MAX_MS, count, endpoint=True)
-    came += np.where(rng.random(count) < events.reorder, rng.integers(0, events.copy_delay_ms, count, endpoint=True), 0)
+    first_arrival = ts + rng.integers(1, DISTANCE_MAX_MS, count, endpoint=True)
+    first_arrival += np.where(
+        rng.random(count) < events.reorder, rng.integers(0, events.copy_delay_ms, count, endpoint=True), 0
+    )
     # Who is late needs events after the window, so only the first half of the day has such copies.
     kind = rng.permutation(np.arange(again))
     is_same, is_late = kind < events.same * again, kind >= again - round(events.late * again)
@@ -102,14 +106,14 @@ def make_events(events: Events) -> MadeEvents:
     clash = rng.choice(able, min(len(able), round(events.conflicts * again)), replace=False)
     differs[clash] = rng.integers(1, 3, len(clash))
     source = np.concatenate([np.arange(count), of])
-    arrival = np.concatenate([came, came[of] + delay])
+    arrival = np.concatenate([first_arrival, first_arrival[of] + delay])
     change = np.concatenate([np.zeros(count, np.int8), differs])
     order = np.argsort(arrival, kind="stable")  # at the same ms an event stays before its copies
-    return _tables(events, rng, ts, came, source[order], arrival[order], change[order], order)
+    return _tables(events, rng, ts, first_arrival, source[order], arrival[order], change[order], order)
 
 
 def _tables(
-    events: Events, rng: np.random.Generator, ts: npt.NDArray[np.int64], came: npt.NDArray[np.int64],
+    events: Events, rng: np.random.Generator, ts: npt.NDArray[np.int64], first_arrival: npt.NDArray[np.int64],
     source: npt.NDArray[np.int64], arrival: npt.NDArray[np.int64], change: npt.NDArray[np.int8],
     order: npt.NDArray[np.int64],
 ) -> MadeEvents:  # fmt: skip
@@ -117,9 +121,9 @@ def _tables(
     data = rng.bytes(16 * count)
     ids = pa.array([str(UUID(bytes=data[i : i + 16], version=4)) for i in range(0, len(data), 16)])
     status, amount, user = (rng.integers(0, most, count) for most in (len(STATUSES), 10_000, USERS))
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    of, is_copy = place[source], order >= count
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    of, is_copy = position[source], order >= count
     newest = np.maximum.accumulate(ts[source])
     verdicts = np.where(~is_copy, "FIRST", np.where(change > 0, "REJECT", "REPEAT"))
     reasons = np.where(~is_copy, "new", np.where(change > 0, "conflict", "seen"))
@@ -137,7 +141,7 @@ def _tables(
         "verdict": pa.array(verdicts),
         "reason": pa.array(reasons),
         "of": pa.array(of),
-        "lag_ms": pa.array(arrival - came[source], mask=~is_copy),
+        "lag_ms": pa.array(arrival - first_arrival[source], mask=~is_copy),
         "late_ms": pa.array(newest - ts[source]),
         "differs": pa.array(["", "status", "amount"]).take(pa.array(change)),
     }

@@ -64,22 +64,23 @@ def _places(lengths: Ints) -> Ints:
     """Where a reboot may be: the readings that begin another epoch."""
     starts = np.cumsum(lengths) - lengths
     index = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-    left = np.repeat(lengths, lengths) - index
-    return np.flatnonzero((index > 0) & (index % EPOCH_MIN == 0) & (left >= EPOCH_MIN))
+    rest = np.repeat(lengths, lengths) - index
+    return np.flatnonzero((index > 0) & (index % EPOCH_MIN == 0) & (rest >= EPOCH_MIN))
 
 
 def make_readings(readings: Readings) -> Made:
+    """Make readings of devices whose counters restart, with copies and losses; what is true of them is known."""
     rng, faults = np.random.default_rng(readings.seed), readings.faults
     counts = plan(readings.rows, readings.devices, faults)
     lengths = readings._lengths(counts)
     starts, device = np.cumsum(lengths) - lengths, np.repeat(np.arange(len(lengths)), lengths)
     reboots = np.sort(rng.choice(_places(lengths), readings.reboots, replace=False))
-    place = np.arange(len(device))
+    row = np.arange(len(device))
     begins = np.zeros(len(device), np.bool_)
     begins[starts] = begins[reboots] = True
-    first = np.maximum.accumulate(np.where(begins, place, 0))
+    first = np.maximum.accumulate(np.where(begins, row, 0))
     elapsed = np.cumsum(rng.integers(1, 2 * readings.interval_ms, len(device)))  # no two of a device at one time
-    time, sequence = BEGIN_MS + elapsed - elapsed[starts][device], place - first
+    time, sequence = BEGIN_MS + elapsed - elapsed[starts][device], row - first
     lost = np.zeros(len(device), np.bool_)
     lost[rng.choice(len(device), counts.lost, replace=False)] = True
     originals = np.flatnonzero(~lost)
@@ -103,17 +104,17 @@ def make_readings(readings: Readings) -> Made:
         "offset": pa.array(np.arange(len(rows))),
     }
     verdict = pa.array(["FIRST", "REPEAT"]).take(pa.array(is_copy.astype(np.int8)))
-    found, missing = _findable(begins, np.isin(place, starts), lost)
+    findable, missing = _findable(begins, np.isin(row, starts), lost)
 
     def named(at: Ints, **more: pa.Array) -> pa.Table:
         columns = {"device": names.take(pa.array(device[at])), "ts": pa.array(time[at]), "seq": pa.array(sequence[at])}
         return pa.table(columns | more)
 
     after, none = missing
-    below = np.maximum.accumulate(np.where(lost, -1, place))[after - 1]
+    below = np.maximum.accumulate(np.where(lost, -1, row))[after - 1]
     truth = Truth(
         rows=pa.table({"offset": messages["offset"], "verdict": verdict}),
-        lost=named(np.flatnonzero(lost), can_be_found=pa.array(found[lost])),
+        lost=named(np.flatnonzero(lost), can_be_found=pa.array(findable[lost])),
         missing=pa.table({
             "device": names.take(pa.array(device[after])),
             "lower_timestamp": pa.array(time[below], mask=none),
@@ -127,12 +128,12 @@ def make_readings(readings: Readings) -> Made:
 
 def _findable(begins: Bools, is_device: Bools, lost: Bools) -> tuple[Bools, tuple[Ints, Bools]]:
     """Which lost readings can be known to be; the delivered ones above them, and of which nothing is below."""
-    place = np.arange(len(lost))
+    row = np.arange(len(lost))
     starts = np.flatnonzero(begins)
-    epoch, since = np.cumsum(begins) - 1, np.maximum.accumulate(np.where(begins, place, 0))
-    last = np.maximum.reduceat(np.where(lost, -1, place), starts)[epoch]
-    below = np.maximum.accumulate(np.where(lost, -1, place))
+    epoch, since = np.cumsum(begins) - 1, np.maximum.accumulate(np.where(begins, row, 0))
+    last = np.maximum.reduceat(np.where(lost, -1, row), starts)[epoch]
+    below = np.maximum.accumulate(np.where(lost, -1, row))
     is_first = is_device[since]
-    found = lost & (place < last) & ((below >= since) | is_first)
-    after = np.flatnonzero(~lost[1:] & found[:-1] & ~begins[1:]) + 1
-    return found, (after, below[after - 1] < since[after])
+    findable = lost & (row < last) & ((below >= since) | is_first)
+    after = np.flatnonzero(~lost[1:] & findable[:-1] & ~begins[1:]) + 1
+    return findable, (after, below[after - 1] < since[after])

@@ -386,6 +386,8 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
+    """The messages as a table, and what is true of them; `write` puts both into a folder."""
+
     traffic: Traffic | Readings
     messages: pa.Table
     """In arrival order; ``offset`` is the row's place in it."""

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from onefold.chains.columns import NO_PREVIOUS, START, TableDetector, refused
 from onefold.chains.rules import ANSWERS, ChainSettings
 from onefold.spark.host import KeyColumns, judge_partition
+from onefold.spark.memory import Storage
 from onefold.spark.notes import NoteRules, Notes, NoteTaker, noted
 from onefold.tally import Tally
 from onefold.verdict import Verdict
@@ -107,7 +108,7 @@ def test_tasks_that_saw_less_than_the_books_have_noted_nothing(tmp_path):
     books = Tally(10, {answer: int(np.count_nonzero(codes == i)) for i, answer in enumerate(ANSWERS)})
 
     def task(rows_max):
-        watcher = NoteTaker(rules(), str(tmp_path), rows_max)
+        watcher = NoteTaker(rules(), Storage(str(tmp_path)), rows_max)
         halves = [[column[:5] for column in columns], [column[5:] for column in columns]]
         list(watcher.watch_rows(iter(halves)))
         return np.concatenate(list(watcher.watch_codes(iter([codes]))))

@@ -83,6 +83,10 @@ MISTAKES = [
     ("explain out", "nothing is asked for: give a value of event_id, verdict, reason"),
     ("explain out --key evnt_id=a", f"{TRY}explain out --key event_id=a"),
     ("report days", "days holds no run.json, stream.json or diff.json: it is not a complete run"),
+    ("check nix.db#db.x --id id", "nix.db#db.x: there is no catalogue at nix.db"),
+    ("check nowhere --id id --format delta", "there is no Delta table at nowhere"),
+    ("check x --id id --format iceberg", "x names no Iceberg table: it must be like lake/catalog.db#db.events"),
+    ("diff nowhere.db#a.b events.csv", "nowhere.db#a.b: there is no catalogue at nowhere.db"),
 ]
 
 

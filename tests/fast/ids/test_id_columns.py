@@ -4,7 +4,17 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from onefold.ids.columns import CODES, IdRows, MemorySlices, SortedIds, firsts, judge_batch, judge_table, refused
+from onefold.hashed_names import find
+from onefold.ids.columns import (
+    CODES,
+    IdRows,
+    SliceNames,
+    SortedIds,
+    firsts,
+    judge_batch,
+    judge_table,
+    refused,
+)
 from onefold.ids.rules import AHEAD_MS_MAX, ANSWERS, IdDetector, IdSettings, digest_of, name_of
 from tests.lib.examples import examples
 
@@ -15,6 +25,37 @@ ROWS = st.lists(
               st.sampled_from(["x", "x", "y"])),
     max_size=40,
 )  # fmt: skip
+
+
+class MemorySlices:
+    """Slices in memory."""
+
+    def __init__(self):
+        self._slices = {}
+
+    def counts(self):
+        return {slice_: len(names.key) for slice_, names in self._slices.items()}
+
+    def find(self, slice_, key, check):
+        names = self._slices.get(slice_)
+        if names is None:
+            return np.zeros(len(key), np.bool_), None
+        at = find(names.key, names.check, key, check)
+        return at >= 0, None if names.digest is None else names.digest[at[at >= 0]]
+
+    def keep(self, slice_, names):
+        own = self._slices.get(slice_)
+        if own is not None:
+            key, check = np.concatenate((own.key, names.key)), np.concatenate((own.check, names.check))
+            order = np.lexsort((check, key))
+            digest = None
+            if own.digest is not None and names.digest is not None:
+                digest = np.concatenate((own.digest, names.digest))[order]
+            names = SliceNames(key[order], check[order], digest)
+        self._slices[slice_] = names
+
+    def drop(self, slice_):
+        self._slices.pop(slice_, None)
 
 
 def shared(batches):

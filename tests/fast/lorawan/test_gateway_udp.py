@@ -74,7 +74,7 @@ class Forwarder(asyncio.DatagramProtocol):
         self.transport.sendto(data)
 
     async def next(self) -> bytes:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             return await self.got.get()
 
     async def ask(self, data: bytes) -> bytes:

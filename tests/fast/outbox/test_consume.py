@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from onefold import Endpoint, Out
+from onefold.outbox import worker
 from tests.lib.commands import here, process
 
 SHOP = """
@@ -99,7 +100,7 @@ def test_a_signal_ends_it_in_good_order(folder, number):
     consumer = subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     assert consumer.stderr is not None
     assert consumer.stderr.readline().startswith("figures at http://127.0.0.1:")
-    assert consumer.stderr.readline() == "shop consumes orders\n"
+    assert consumer.stderr.readline() == "shop consumes orders; Ctrl-C ends it\n"
     consumer.send_signal(number)
     _, told = consumer.communicate(timeout=60)
     assert (consumer.returncode, told) == (0, "0 in = 0 first + 0 repeat + 0 unsure + 0 reject\n")
@@ -124,7 +125,8 @@ def test_what_cannot_be_run_is_named(folder, target, line):
     assert line in done.stderr
 
 
-def test_a_store_that_cannot_be_opened_is_exit_code_3(folder):
+def test_a_store_that_cannot_be_opened_is_exit_code_3(folder, monkeypatch):
+    monkeypatch.setattr(worker, "OUTAGES_MAX", 1)  # it is tried again for more than a minute otherwise
     (folder / "shop.py").write_text(SHOP.replace("sqlite:///shop.db", "sqlite:////nowhere/shop.db"))
     done = here("consume", "shop:app", cwd=folder)
     assert done.returncode == 3

@@ -159,7 +159,7 @@ def test_an_expired_request_is_gone(tmp_path, shop):
         assert client.ask("PUT", f"/orders/{new_id(now - 1_000)}").status == 410
         assert client.ask("PUT", f"/orders/{new_id(now + 400_000)}").status == 400
         where = client.new()
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while (status := client.ask("GET", where).status) == 200 and time.monotonic() < until:
             pass
         assert status == 410

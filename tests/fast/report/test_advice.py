@@ -130,7 +130,7 @@ def test_what_a_check_says_of_copies():
         console.print(part, soft_wrap=True)
     assert [line.rstrip() for line in console.file.getvalue().splitlines()] == [  # type: ignore[attr-defined]
         "30 copies of 20 ids",
-        "most copies: id a?[2J: 9",
+        "most copies: id a?[2J: 9; ...",
         "first in file  again in file  copies",
         "1.json         2.json             30",
         "after its first  copies     share",
@@ -141,6 +141,8 @@ def test_what_a_check_says_of_copies():
         "  id a: sum: 1 -> null",
     ]
     assert list(advice.copies({"copies": 0, "ids": 0})) == []
+    once = {**COPIES, "ids": 1, "worst": [{"id": {"id": "a"}, "copies": 1}]}
+    assert str(list(advice.copies(once))[1]) == "ids with copies: id a"
     only = {**COPIES, "from": [{"first": "1.json", "copy": "1.json", "copies": 30}], "lags": {"why_not": "no time"}}
     words = [str(part) for part in advice.copies(only)]
     assert "all of them within file 1.json" in words

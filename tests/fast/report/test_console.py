@@ -138,7 +138,7 @@ def test_a_listener_that_is_slow_holds_up_nobody(tmp_path, monkeypatch):
         seen = Watch([Folder(tmp_path)])
         listener = seen.listen()
         assert [await anext(listener), await anext(listener)] == [[0], []]
-        await asyncio.wait_for(seen.close(), 10)  # while the listener is still busy with its last word
+        await asyncio.wait_for(seen.close(), 60)  # while the listener is still busy with its last word
 
     asyncio.run(listen())
 

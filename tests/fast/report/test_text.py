@@ -28,8 +28,15 @@ def shown(thing):
 
 def test_a_range_of_a_counter_that_restarts_says_when_its_lower_end_was():
     row = {"device": "d", "lower_timestamp": 1_772_352_600_000, "lower_sequence": 2, "upper_sequence": 4}
-    run = {"missing_ranges": 1, "missing_ranges_shown": [row]}
-    assert shown(text.ranges(run))[1] == "d       2 at 2026-03-01 08:10:00.000  4"
+    first = {"device": "d", "lower_timestamp": None, "lower_sequence": None, "upper_sequence": 0}
+    run = {"missing_ranges": 3, "missing_ranges_shown": [row, {**row, "lower_timestamp": 1_772_352_600}, first]}
+    assert shown(text.ranges(run))[1:] == [
+        "d       2 at 2026-03-01 08:10:00.000  4",
+        "d       2 at 1772352600               4",
+        "d       the beginning                 0",
+        "numbers are taken to begin at 0: where yours begin at 1, nothing is missing up to 0",
+    ]
+    assert shown(text.ranges({**run, "missing_ranges": 5}, "; see gaps/"))[-2] == "and 2 more; see gaps/"
 
 
 def test_the_books_show_each_reason_with_its_rule():

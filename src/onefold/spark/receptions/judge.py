@@ -91,14 +91,17 @@ def judge_receptions(
 ) -> Transform:
     """A step that adds ``verdict``, ``reason`` and ``status`` to a table or a stream of receptions.
 
+        uplinks = merge_uplinks(read_receptions(spark, "net/receptions").transform(judge_receptions()))
+
     ``sliding``: whether every sighting begins the wait of ``expiry_ms`` anew, or only the first. ``strategy`` is that
     of the devices, and decides on the status of what another station heard too. ``echo_ms``: a station that has a frame
     again sooner than this heard one transmission twice. ``strict_adr``: what is expired is new, as in the ADR, also the
     last frame of a device and a join request. The rows come out in no particular order.
 
-    ``partitions``: how many tasks judge (None: by the size of the input); ``rows_in_memory_max``: of a task.
+    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    sorted on disk.
 
-    ``memory``: a folder that is gone on from and added to. A stream needs one; a table that has one needs its
+    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
     ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``late_ms``, how far behind
     the newest a row may be and still be compared with all before it; ``state_rows_max``, how many frames a bucket
     remembers, beyond which new ones are UNSURE; ``buckets``, into how many parts the memory is split.
@@ -332,7 +335,7 @@ WINDOW: Final = "window"
 
 
 def merge_uplinks(judged: DataFrame) -> DataFrame:
-    """The uplinks of judged receptions (`receptions`, then `judge_receptions`), in no particular order.
+    """The uplinks of judged receptions (`read_receptions`, then `judge_receptions`): one row a frame, in no order.
 
     ``first_ms`` and ``last_ms`` are the times of the first and last reception, ``receptions`` all of them, the FIRST
     before the others and those by time, ``stations`` how many different ones heard it, ``best_station`` the one with

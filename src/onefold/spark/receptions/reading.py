@@ -690,7 +690,11 @@ _GLOB: Final = "*.{json,jsonl,ndjson,txt,log}*"
 
 
 def read_receptions(spark: SparkSession, path: str, format: str = "auto", shape: str = "auto") -> DataFrame:
-    """The receptions at a path in the normal form, one row each; see `receptions`."""
+    """The receptions at a path in the form that `judge_receptions` takes, one row each.
+
+    ``shape``: how they are stored, such as events of ChirpStack; "auto": each row says it itself. ``format``: of the
+    files; "auto": by their names.
+    """
     return receptions(read_rows(spark, path, format=format), shape)
 
 

@@ -1,5 +1,5 @@
 """Sinks: where the judged micro-batches of a stream become visible, each exactly once."""
 
-from onefold.spark.sinks.sink import Format, Sink, open_sink, publish
+from onefold.spark.sinks.sink import FOLDERS, Format, Sink, open_sink, publish
 
-__all__ = ["Format", "Sink", "open_sink", "publish"]
+__all__ = ["FOLDERS", "Format", "Sink", "open_sink", "publish"]

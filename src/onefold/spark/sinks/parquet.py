@@ -8,15 +8,15 @@
     PATH/_staging/                              what is being written, or was when a driver died
 
 ``PATH/batches/*/firsts`` is what the next step reads, with any reader of parquet. The last batch is the highest name:
-twelve digits sort as text like numbers. A rename in one step needs a file system that has one; object stores copy
-file by file and are refused.
+twelve digits sort as text like numbers. A rename in one step needs a file system that has one; in an object store one
+put of a commit publishes a batch, and ``tally.json`` in its folder says that all of it is in its place (see `commits`).
 
 Cost: one pass over the rows, one over what was written; with ``none`` what was written is written again without its
 two columns.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -26,18 +26,18 @@ from pyspark.sql.types import StructType
 from onefold.errors import Misuse
 from onefold.spark import publish
 from onefold.spark.columns import quoted
+from onefold.spark.commits import COMMIT, COMMITS, Commit, batch_numbers, commit_of
 from onefold.spark.files import Place
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.meaning import Meaning, refuse_other
+from onefold.spark.objects import LOCK
 from onefold.spark.sinks.sink import Attempt, another, counted, other_columns, received, stranger
 from onefold.tally import Tally
 
 FORMAT = 1
 STREAM, BATCHES = "stream.json", "batches"
 PROGRESS = "progress.jsonl"
-KNOWN = {STREAM, f"{STREAM}.new", BATCHES, publish.STAGING, PROGRESS, f"{PROGRESS}.new", *publish.FILES}
-# Here a folder is only a part of many names: a rename is a copy per file, and a crash would show half a batch.
-OBJECT_STORES = {"s3", "s3a", "s3n", "gs", "oss", "obs", "cos", "cosn", "wasb", "wasbs", "swift"}
+KNOWN = {STREAM, f"{STREAM}.new", LOCK, BATCHES, COMMITS, publish.STAGING, PROGRESS, f"{PROGRESS}.new", *publish.FILES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,12 @@ class BatchDraft:
 
     attempt: Attempt
     batch: int
-    target: Place
+    root: Place
+    parts: dict[str, Place] = field(default_factory=dict)
+
+    @property
+    def target(self) -> Place:
+        return version_folder(self.root, self.batch)
 
     @property
     def place(self) -> Place:
@@ -61,6 +66,10 @@ class BatchDraft:
         return self.target.shown
 
     def commit(self, parts: Mapping[str, Place]) -> None:
+        if not self.place.renames:
+            self.parts.update(parts)
+            Commit.of(self.place, parts, "", {}).put(self.place / COMMIT)  # to be audited
+            return
         for name, part in parts.items():
             part.move_to(self.place / name)
         self.staging.remove()
@@ -68,28 +77,33 @@ class BatchDraft:
     def keep(self, name: str) -> Place:
         return self.place / name
 
-    def publish(self, tally: Tally) -> None:
-        (self.place / publish.TALLY).write_json({"batch": self.batch, **tally.to_dict()})
+    def publish(self, tally: Tally, documents: Mapping[str, Any] | None = None) -> None:
+        """Make it visible, with these documents beside its rows; the last of them are its books."""
+        every = {**(documents or {}), publish.TALLY: {"batch": self.batch, **tally.to_dict()}}
+        if not self.place.renames:
+            folder = f"{BATCHES}/{self.batch:012}/"
+            named = {f"{folder}{name}": document for name, document in every.items()}
+            commit = Commit.of(self.root, self.parts, folder, named)
+            self.attempt.check()
+            commit.put(commit_of(self.root, self.batch), new=True)
+            commit.carry_out(self.root)
+            return
+        for name, document in every.items():
+            if isinstance(document, bytes):
+                (self.place / name).write_bytes(document)
+            else:
+                (self.place / name).write_json(document)
         self.attempt.check()
         self.place.publish_as(self.target)
 
     def finish(self, tally: Tally, run: dict[str, object], manifest: bytes) -> None:
-        (self.place / publish.MANIFEST).write_bytes(manifest)
-        (self.place / publish.RUN).write_json(run)
-        self.publish(tally.check())
+        self.publish(tally.check(), {publish.MANIFEST: manifest, publish.RUN: run})
 
 
 class ParquetSink:
     def __init__(
         self, spark: SparkSession, path: str, strategy: publish.Strategy, meaning: Meaning | None = None
     ) -> None:
-        scheme = path.partition(":")[0].lower()
-        if scheme in OBJECT_STORES:
-            raise Misuse(
-                f"{path}: {scheme} cannot rename a folder in one step, so a crash could show half a batch;"
-                " write to a file system that can (local, HDFS)",
-                path=path,
-            )
         self._place = Place(spark, path)
         self._strategy = strategy
         self._meaning = meaning
@@ -109,11 +123,22 @@ class ParquetSink:
                 raise stranger(self, strangers[0])
             return None
         self._check_owner(stream)
-        if self._last is None or not self.folder(self._last).exists():
+        if self._last is None or not self._committed(self._last).exists():
             self._last = max(self._batches(), default=None)
-        while self._last is not None and self.folder(self._last + 1).exists():
+        while self._last is not None and self._committed(self._last + 1).exists():
             self._last += 1
+        if self._last is not None and not self._place.renames and not self._books(self._last).exists():
+            commit = Commit.read(self._committed(self._last))  # of a start that died when it had published it
+            if commit is not None:
+                commit.carry_out(self._place)
         return self._last
+
+    def _committed(self, batch: int) -> Place:
+        """What is there when a batch is published."""
+        return self.folder(batch) if self._place.renames else commit_of(self._place, batch)
+
+    def _books(self, batch: int) -> Place:
+        return self.folder(batch) / publish.TALLY
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
         draft = self.draft(stream, batch, rows.drop(publish.ORDER).schema)
@@ -121,7 +146,7 @@ class ParquetSink:
         staged = publish.stage(passing, draft.staging, self._strategy)
         tally = publish.books(staged, received(counter)).check()
         if gaps is not None:
-            gaps.write.parquet(str(draft.staging / publish.GAPS))
+            (draft.staging / publish.GAPS).write(gaps)
         original = [F.col(quoted(name)) for name in rows.columns if name not in (VERDICT, REASON, publish.ORDER)]
         draft.commit(publish.staged(draft.staging, staged, self._strategy, original, gaps=gaps is not None))
         draft.publish(tally)
@@ -137,16 +162,25 @@ class ParquetSink:
         if before is None or not meaning.keys() <= before.keys():
             (self._place / STREAM).write_json(signed | meaning)
         (self._place / BATCHES).make()
-        return BatchDraft(Attempt(self._place / publish.STAGING, batch), batch, self.folder(batch))
+        return BatchDraft(Attempt(self._place / publish.STAGING, batch), batch, self._place)
 
     def total(self) -> Tally:
-        books = ((self.folder(batch) / publish.TALLY).read_json() for batch in self._batches())
-        return sum(map(Tally.from_dict, books), start=Tally())
+        return sum((self._tally(batch) for batch in self._batches()), start=Tally())
+
+    def _tally(self, batch: int) -> Tally:
+        books = self._books(batch)
+        if not self._place.renames and not books.exists():  # published, and on its way to its place
+            commit = Commit.read(self._committed(batch))
+            if commit is not None:
+                return Tally.from_dict(commit.documents[f"{BATCHES}/{batch:012}/{publish.TALLY}"])
+        return Tally.from_dict(books.read_json())
 
     def folder(self, batch: int) -> Place:
         return version_folder(self._place, batch)
 
     def _batches(self) -> list[int]:
+        if not self._place.renames:
+            return batch_numbers(self._place)
         names = (self._place / BATCHES).names()
         for name in names:
             if len(name) != 12 or not name.isdecimal():

@@ -4,7 +4,8 @@ Structured Streaming delivers a micro-batch at least once: after a crash the las
 the same rows. A sink makes exactly once of it by two rules.
 
 - *One step.* A batch's rows, gaps and tally become visible together with the batch's id, in one atomic step: a rename
-  (parquet), a commit of the log (Delta), a transaction (PostgreSQL). So the place itself knows its last batch.
+  (parquet), a commit of the log (Delta) or of the catalogue (Iceberg), a transaction (PostgreSQL). So the place itself
+  knows its last batch.
 - *The order.* The ids of a checkpoint are 0, 1, 2, ... without holes. The next id is written, the last one is a replay
   and is skipped unread, and every other one is refused: it means that the checkpoint and the place do not belong
   together, and going on would count messages twice or lose them.
@@ -27,6 +28,7 @@ name, files are missing afterwards, and the books do not balance.
 import re
 from collections.abc import Mapping
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Final, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
@@ -39,9 +41,11 @@ from onefold.spark.meaning import Meaning
 from onefold.spark.publish import Strategy
 from onefold.tally import Tally
 
-Format: TypeAlias = Literal["parquet", "delta", "postgres"]
+Format: TypeAlias = Literal["parquet", "delta", "iceberg", "postgres"]
+FOLDERS: Final = ("parquet", "delta")
+"""The formats whose path is a folder; of others it is the address of a table."""
 
-_PACKAGES = {"delta": "deltalake", "postgres": "psycopg"}
+_PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg", "postgres": "psycopg"}
 
 
 class Sink(Protocol):
@@ -97,12 +101,14 @@ def publish(sink: Sink, stream: str, batch: int, rows: DataFrame, gaps: DataFram
 
 
 def open_sink(
-    spark: SparkSession, path: str, *, format: Format, strategy: Strategy, meaning: Meaning | None = None
-) -> Sink:
+    spark: SparkSession, path: str, *, format: Format, strategy: Strategy, meaning: Meaning | None = None,
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> Sink:  # fmt: skip
     """The sink of this format at this place; nothing is written yet.
 
     ``meaning``: what the rows are judged by (see `meaning`): it is kept with the first batch, and a place that was
-    begun with another one is refused. None: that is not looked at.
+    begun with another one is refused. None: that is not looked at. ``options``: of the store of a Delta table, or of
+    the catalogue of an Iceberg table and its store.
     """
     package = _PACKAGES.get(format)
     if package is not None and find_spec(package) is None:
@@ -116,11 +122,15 @@ def open_sink(
         from onefold.spark.sinks.delta import DeltaSink
 
         return DeltaSink(spark, path, strategy, meaning)
+    if format == "iceberg":
+        from onefold.spark.sinks.iceberg import IcebergSink
+
+        return IcebergSink(path, strategy, meaning, options)
     if format == "postgres":
         from onefold.spark.sinks.postgres import PostgresSink
 
         return PostgresSink(path, strategy, meaning)
-    raise Misuse(f"format is {format!r}, must be parquet, delta or postgres", format=format)
+    raise Misuse(f"format is {format!r}, must be parquet, delta, iceberg or postgres", format=format)
 
 
 def another(sink: object) -> Misuse:
@@ -163,7 +173,9 @@ class Attempt:
         home.make()
         self._word.write_json({"attempt": self.token})
         for name in home.names():
-            if DRAFT.fullmatch(name):
+            if DRAFT.fullmatch(name) and not home.renames:  # file by file; the commit is refused to its owner
+                (home / name).remove()
+            elif DRAFT.fullmatch(name):
                 trash = home / f"trash-{uuid4().hex[:12]}"
                 (home / name).move_to(trash)
                 trash.remove()

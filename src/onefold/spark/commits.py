@@ -1,0 +1,129 @@
+"""Commits by one put, where no folder can be renamed in one step: object stores.
+
+    PATH/_commits/000000000012.json    what batch 12 published: each file, where it was written and where it belongs
+    PATH/_commit.json                  the same of a batch run, while it is carried out
+    PATH/_staging/...                  what attempts write; only what a commit names counts
+
+Everything is written below ``_staging`` first, by an attempt of its own. Then one put writes the commit, and that is
+the moment at which all of it is published: whoever reads by the commits (`files_of`, `onefold.spark.published`) sees
+all of it from then on, and nothing before. After that the commit is carried out: the store copies each file to its
+place, the documents are written, last the one that says that the folder is whole (``tally.json`` of a batch,
+``run.json`` of a run). What dies on the way is carried on by the next start, which copies again what may be there.
+
+So under a final name there is never a row that is not committed, also for readers that know nothing of all this; they
+may see a part of the newest commit while it is carried out, until its last document is there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from onefold.errors import StaleWrite
+from onefold.spark import objects
+from onefold.spark.files import THREADS_MAX, Place
+
+COMMIT: Final = "_commit.json"
+COMMITS: Final = "_commits"
+FORMAT: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What is published: files by their final names, and documents; names are relative to the output's folder."""
+
+    files: Mapping[str, str]
+    """Where each was written."""
+    documents: Mapping[str, Any] = field(default_factory=dict)
+    """In the order in which they are written: bytes (in a commit that was read, their text), or what becomes JSON."""
+
+    @classmethod
+    def of(cls, root: Place, parts: Mapping[str, Place], folder: str, documents: Mapping[str, Any]) -> Commit:
+        """Of these parts, each a folder that was written below ``root``, to be published in this folder of it."""
+        files = {}
+        for name, part in parts.items():
+            for file in objects.written(str(part)) if not part.by_spark else _parquet_files(part):
+                files[f"{folder}{name}/{file.url.rpartition('/')[2]}"] = file.url.removeprefix(f"{root}/")
+        return cls(files, documents)
+
+    def put(self, file: Place, *, new: bool = False) -> None:
+        """Write it: from now on all of it is published. ``new``: `StaleWrite` if there is one already."""
+        data = json.dumps({"format": FORMAT, "files": self.files, "documents": self._texts()}).encode()
+        if not new:
+            file.write_bytes(data)
+        elif not file.write_new(data):
+            raise StaleWrite(f"{file.shown} was published by somebody else in between", path=file.shown)
+
+    def _texts(self) -> dict[str, Any]:
+        return {
+            name: document.decode(errors="surrogateescape") if isinstance(document, bytes) else document
+            for name, document in self.documents.items()
+        }
+
+    @classmethod
+    def read(cls, file: Place) -> Commit | None:
+        """The commit in a file; None: there is none."""
+        if not file.exists():
+            return None
+        document = file.read_json()
+        return cls(document["files"], document["documents"])
+
+    def carry_out(self, root: Place) -> None:
+        """Put everything in its place; may be done again, also by two at once."""
+        with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
+            for _ in pool.map(lambda pair: (root / pair[1]).settle_as(root / pair[0]), self.files.items()):
+                continue
+        for name, document in self.documents.items():
+            if isinstance(document, dict):
+                (root / name).write_json(document)
+            else:
+                text = document.encode(errors="surrogateescape") if isinstance(document, str) else document
+                (root / name).write_bytes(text)
+
+    def where(self, root: Place) -> dict[str, str]:
+        """The URL of each file by its final name, wherever it is by now."""
+        places = {final: (root / staged, root / final) for final, staged in self.files.items()}
+        return {final: str(one if one.exists() else other) for final, (one, other) in places.items()}
+
+
+def _parquet_files(part: Place) -> list[objects.StoredFile]:
+    return [objects.StoredFile(f"{part}/{name}", 0) for name in part.files() if name.endswith(".parquet")]
+
+
+def batch_numbers(root: Place) -> list[int]:
+    """The batches that are committed."""
+    return sorted(int(name.removesuffix(".json")) for name in (root / COMMITS).names())
+
+
+def commit_of(root: Place, batch: int) -> Place:
+    return root / COMMITS / f"{batch:012}.json"
+
+
+def files_of(root: Place, names: Iterable[str], *, batches: str, whole: str) -> list[str]:
+    """The Parquet files of all folders of these names that are published, of a run or of all batches of a stream.
+
+    ``batches``: the folder of the batches; ``whole``: the document that says that a batch is in its place.
+    """
+    wanted = set(names)
+    numbers, run = batch_numbers(root), Commit.read(root / COMMIT)
+    if run is not None:
+        return sorted(url for final, url in run.where(root).items() if final.split("/")[0] in wanted)
+    if not numbers:
+        return [f"{root}/{name}/{file}" for name in sorted(wanted) for file in (root / name).files() if _is_rows(file)]
+    last = f"{numbers[-1]:012}"
+    commit = None if (root / batches / last / whole).exists() else Commit.read(commit_of(root, numbers[-1]))
+    moving = {} if commit is None else commit.where(root)
+    urls = [url for final, url in moving.items() if final.split("/")[2] in wanted]
+    committed = {f"{number:012}" for number in numbers} - ({last} if moving else set())
+    for file in (root / batches).files():
+        batch, _, rest = file.partition("/")
+        if batch in committed and rest.partition("/")[0] in wanted and _is_rows(rest):
+            urls.append(f"{root}/{batches}/{file}")
+    return sorted(urls)
+
+
+def _is_rows(file: str) -> bool:
+    return file.endswith(".parquet")

@@ -1,0 +1,481 @@
+"""Object stores: how they are opened, and rows that Arrow reads and writes there where Spark has no connector.
+
+A store is opened by ``pyarrow.fs``, by the driver and by tasks alike, with time limits: a store that does not answer is
+an error after seconds. What the driver's environment says (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``AWS_REGION``)
+travels with the tasks; where it says nothing, each machine finds its own way (a profile, the role of the machine).
+
+Spark reads and writes rows there itself if it has a connector (`session.opens`). If not, its tasks do it through Arrow:
+
+    to read     the driver lists files; each task gets some of them, or of a large one some row groups
+    to write    each task writes files under names that no other attempt has, and says which. What all of them said is
+                put beside the files when the job is done (``_files.json``): what failed attempts left is not in it
+
+Both give what Spark's own Parquet reader and writer would, types included; the schema is kept in the files as Spark
+keeps it. Text and JSON come line by line.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache, lru_cache
+from typing import IO, Any, Final, NamedTuple
+from urllib.parse import quote, unquote
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.orc
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from onefold.errors import Misuse
+from onefold.spark.dialect import arrow_schema
+from onefold.stores.addresses import is_far
+
+S3: Final = ("s3", "s3a", "s3n")
+STORES: Final = {*S3, "gs", "gcs", "oss", "obs", "cos", "cosn", "wasb", "wasbs", "swift"}
+"""Where a folder is only a part of many names: its rename is a copy per file, and no single step."""
+LOCK: Final = "_onefold.lock"
+"""A lease on a folder, see `signature`."""
+LISTED: Final = "_files.json"
+"""The files that a job wrote into a folder, and how many rows each has."""
+CONNECT_S: Final = 5
+REQUEST_S: Final = 30
+"""For a part of a file. Hadoop's connector waits 200 s; a store that is silent for longer than this is down."""
+ATTEMPTS_MAX: Final = 4
+"""As AWS's own tools try a request, and one more."""
+SLICE_BYTES: Final = 64 << 20
+"""What a task reads of a Parquet file: half of what Spark takes, because Arrow's columns are in Python's memory too."""
+BATCH_ROWS: Final = 65_536
+GROUP_BYTES: Final = 64 << 20
+"""Of a row group in memory, before it is written; as large as Arrow's own are, on disk about a quarter."""
+NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
+_SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
+
+
+def scheme_of(path: str) -> str:
+    return path.partition(":")[0].lower() if is_far(path) else "file"
+
+
+def local_path(url: str) -> str:
+    """The absolute path of this machine that a path or a ``file:`` URL means."""
+    own = unquote(re.sub("^//(localhost)?(?=/)", "", url[5:])) if url.lower().startswith("file:") else url
+    return os.path.abspath(own)
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The file system that a path or URL is in, and the path there; `Misuse` if pyarrow has none for it."""
+    if not is_far(url):
+        return fs.LocalFileSystem(), local_path(url)
+    scheme, _, rest = url.partition(":")
+    if scheme.lower() not in S3:
+        try:
+            files, path = fs.FileSystem.from_uri(url.rstrip("/"))
+        except (OSError, ValueError) as error:
+            what = f"neither Spark nor pyarrow opens it: {plain_error(error)}"
+            raise Misuse(f"{url}: no file system of that scheme: {what}", path=url) from error
+        return files, path
+    bucket, _, key = rest.lstrip("/").partition("/")
+    if not bucket or "@" in bucket:
+        what = "has credentials in it, which belong into the environment" if "@" in bucket else "names no bucket"
+        raise Misuse(f"{url.rpartition('@')[2]}: the URL {what}", path=url.rpartition("@")[2])
+    return _s3(bucket, *_of_environment()), "/".join(part for part in (bucket, *key.split("/")) if part)
+
+
+def path_in(url: str) -> str:
+    """The path of a URL in its file system."""
+    if not is_far(url):
+        return local_path(url)
+    scheme, _, rest = url.partition(":")
+    if scheme.lower() not in S3:
+        return str(fs.FileSystem.from_uri(url)[1])
+    return "/".join(part for part in rest.split("/") if part)
+
+
+def _of_environment() -> tuple[str | None, ...]:
+    names = (
+        ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"), ("AWS_REGION", "AWS_DEFAULT_REGION"), ("AWS_ACCESS_KEY_ID",),
+        ("AWS_SECRET_ACCESS_KEY",), ("AWS_SESSION_TOKEN",),
+    )  # fmt: skip
+    return tuple(next(filter(None, (os.environ.get(name) for name in some)), None) for some in names)
+
+
+@lru_cache(maxsize=64)
+def _s3(bucket: str, endpoint: str | None, region: str | None, *keys: str | None) -> Any:
+    retry = fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS_MAX)
+    own = dict(zip(("access_key", "secret_key", "session_token"), keys, strict=True)) if all(keys[:2]) else {}
+    if region is None and endpoint is None:
+        try:
+            region = fs.resolve_s3_region(bucket)
+        except OSError as error:
+            raise OSError(f"cannot open s3://{bucket}: {plain_error(error)}") from error
+    return fs.S3FileSystem(
+        endpoint_override=endpoint, region=region or "us-east-1", connect_timeout=CONNECT_S,
+        request_timeout=REQUEST_S, retry_strategy=retry, **own,
+    )  # fmt: skip
+
+
+def plain_error(error: BaseException) -> str:
+    """What a store says, in one line and without the number of the request."""
+    text = re.sub(r" \(Request ID: [^)]*\)| Detail: .*$", "", " ".join(str(error).split()))
+    return text[:300] or type(error).__name__
+
+
+def put_new(url: str, data: bytes) -> bool:
+    """Write an object that is not there yet; False, and nothing written, if it is.
+
+    On S3 by one conditional put, if botocore is installed: of two at once one gets True. Else by looking first, which
+    leaves two at the very same time unnoticed.
+    """
+    files, path = file_system(url)
+    client = _client(*_of_environment()[:2]) if scheme_of(url) in S3 else None
+    if client is None:
+        if files.get_file_info(path).type != fs.FileType.NotFound:
+            return False
+        with files.open_output_stream(path) as stream:
+            stream.write(data)
+        return True
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    bucket, _, key = path.partition("/")
+    try:
+        client.put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+    except ClientError as error:
+        if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (409, 412):
+            return False
+        raise OSError(plain_error(error)) from error
+    except BotoCoreError as error:
+        raise OSError(plain_error(error)) from error
+    return True
+
+
+@cache
+def _client(endpoint: str | None, region: str | None) -> Any:
+    """A client of S3 that can put under a condition, which pyarrow's cannot; None: botocore is not installed."""
+    try:
+        from botocore.config import Config
+        from botocore.session import get_session
+    except ImportError:
+        return None
+    retries = {"total_max_attempts": ATTEMPTS_MAX, "mode": "standard"}
+    limits = Config(connect_timeout=CONNECT_S, read_timeout=REQUEST_S, retries=retries)
+    return get_session().create_client("s3", region_name=region or "us-east-1", endpoint_url=endpoint, config=limits)
+
+
+class StoredFile(NamedTuple):
+    """A file in a store, by its URL."""
+
+    url: str
+    size: int
+    modified_ms: int = 0
+
+
+def files_below(url: str, *, hidden: bool = False) -> list[StoredFile]:
+    """All files at a URL or below it, sorted; without those that Spark skips, unless ``hidden``."""
+    files, root = file_system(url)
+    try:
+        info = files.get_file_info(root)
+        if info.type == fs.FileType.File:
+            return [_stored(url.rstrip("/"), info)]
+        below = files.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
+    except (OSError, pa.ArrowException) as error:
+        raise OSError(f"cannot list {url}: {plain_error(error)}") from error
+    names = ((info.path[len(root) :].lstrip("/"), info) for info in below if info.type == fs.FileType.File)
+    return sorted(
+        _stored(f"{url.rstrip('/')}/{name}", info)
+        for name, info in names
+        if hidden or not any(_is_hidden(part) for part in name.split("/"))
+    )
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _stored(url: str, info: Any) -> StoredFile:
+    return StoredFile(url, int(info.size or 0), 0 if info.mtime_ns is None else int(info.mtime_ns // 1_000_000))
+
+
+def opened(url: str) -> Any:
+    """A file to read from, anywhere in it."""
+    files, path = file_system(url)
+    return files.open_input_file(path)
+
+
+def schema_of(url: str, kind: str = "parquet") -> T.StructType:
+    """The columns of a Parquet or ORC file, as Spark would read them."""
+    with opened(url) as raw:
+        arrow = pa.orc.ORCFile(raw).schema if kind == "orc" else pq.ParquetFile(raw).schema_arrow
+    own = (arrow.metadata or {}).get(_SPARK_SCHEMA)
+    if own is not None:
+        return T.StructType.fromJson(json.loads(own))
+    try:
+        return from_arrow_schema(pa.schema([pa.field(field.name, _known(field.type)) for field in arrow]))
+    except Exception as error:  # Spark names the type that it does not know by an error of its own, one per version
+        raise OSError(f"cannot read {url}: {plain_error(error)}") from error
+
+
+def _known(kind: pa.DataType) -> pa.DataType:
+    """The type that Spark reads a column of Parquet as."""
+    wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
+    if pa.types.is_dictionary(kind):
+        return _known(kind.value_type)
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", tz=kind.tz and "UTC")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(_known(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(field.name, _known(field.type)) for field in kind])
+    return wider.get(kind, kind)
+
+
+def folder_values(root: str, url: str) -> dict[str, str | None]:
+    """What the folders of a file say, such as ``device=7``: those below a source, which may be a pattern.
+
+    >>> folder_values("s3://b/*", "s3://b/in/day=3/device=a%2Fb/x.parquet")
+    {'day': '3', 'device': 'a/b'}
+    """
+    between = url.split("/")[root.rstrip("/").count("/") + 1 : -1] if root else []
+    pairs = (part.partition("=") for part in between if "=" in part)
+    return {unquote(name): None if value == NO_VALUE else unquote(value) for name, _, value in pairs}
+
+
+def matching(pattern: str) -> list[StoredFile]:
+    """The files that a URL means: those below it, or below what matches it if it is a pattern."""
+    if "{" in pattern:
+        raise Misuse(f"{pattern}: braces need a connector of Spark's own; name what they have in common", path=pattern)
+    parts = pattern.rstrip("/").split("/")
+    fixed = next((i for i, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
+    return [
+        file
+        for file in files_below("/".join(parts[:fixed]))
+        if all(fnmatchcase(name, part) for name, part in zip(file.url.split("/")[fixed:], parts[fixed:], strict=False))
+        and len(file.url.split("/")) >= len(parts)
+    ]
+
+
+def rows(
+    spark: SparkSession, files: Sequence[StoredFile], schema: T.StructType, *, kind: str = "parquet", root: str = "",
+    at: str | None = None,
+) -> DataFrame:  # fmt: skip
+    """The rows of these files. ``kind``: "parquet", "orc", or "text" for lines. Folders below ``root`` may be columns.
+    ``at``: a further column with the file of each row.
+    """
+    lines = kind == "text"
+    fields = [
+        T.StructField(field.name, T.BinaryType()) if lines and field.name == "value" else field for field in schema
+    ]
+    cut = [max(1, -(-file.size // SLICE_BYTES)) if kind == "parquet" else 1 for file in files]
+    units = [(file.url, part, parts) for file, parts in zip(files, cut, strict=True) for part in range(parts)]
+    wanted = T.StructType([*fields, *([T.StructField(at, T.StringType())] if at else [])])
+    if not files:
+        return spark.createDataFrame([], wanted)
+    read = _Read(file_system(files[0].url)[0], kind, units, arrow_schema(wanted), root, at)
+    df = spark.range(0, len(units), 1, len(units)).mapInArrow(read, wanted)
+    return df.withColumn("value", F.col("value").cast("string")) if lines else df  # its bytes as they are
+
+
+class _Read:
+    """What a task does to read; it travels there."""
+
+    def __init__(
+        self, files: Any, kind: str, units: Sequence[tuple[str, int, int]], schema: pa.Schema, root: str, at: str | None
+    ) -> None:
+        self._files, self._kind, self._units, self._schema, self._root, self._at = files, kind, units, schema, root, at
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                url, part, parts = self._units[number]
+                known: dict[str, str | None] = {
+                    **folder_values(self._root, url),
+                    **({self._at: url} if self._at else {}),
+                }
+                try:
+                    for read in self._batches(url, part, parts):
+                        yield _fitted(read, self._schema, known)
+                except (OSError, EOFError, pa.ArrowException) as error:
+                    raise OSError(f"cannot read {url}: {plain_error(error)}") from None
+
+    def _batches(self, url: str, part: int, parts: int) -> Iterator[pa.RecordBatch]:
+        with self._files.open_input_file(path_in(url)) as raw:
+            if self._kind == "orc":
+                file = pa.orc.ORCFile(raw)
+                for stripe in range(file.nstripes):
+                    yield file.read_stripe(stripe)
+            elif self._kind == "parquet":
+                file = pq.ParquetFile(raw, coerce_int96_timestamp_unit="us", pre_buffer=True)
+                groups = [g for g in range(file.num_row_groups) if g * parts // file.num_row_groups == part]
+                wanted = {name.lower() for name in self._schema.names}
+                names = [name for name in file.schema_arrow.names if name.lower() in wanted]
+                if groups:
+                    yield from file.iter_batches(BATCH_ROWS, groups, columns=names)
+            else:
+                yield from _lines(unpacked(url, raw))
+
+
+UNPACKED: Final[Mapping[str, Any]] = {".gz": lambda raw: gzip.GzipFile(fileobj=raw), ".bz2": bz2.BZ2File}
+
+
+def unpacked(url: str, raw: Any) -> IO[bytes]:
+    ending = next((end for end in UNPACKED if url.endswith(end)), None)
+    return io.BufferedReader(raw, 1 << 20) if ending is None else UNPACKED[ending](raw)
+
+
+def _lines(file: IO[bytes]) -> Iterator[pa.RecordBatch]:
+    """Lines as Hadoop's reader cuts them: at a line feed, a carriage return or both."""
+    lines: list[bytes] = []
+    rest = b""
+    while True:
+        chunk = file.read(4 << 20)
+        text = rest + chunk
+        if chunk and text.endswith(b"\r"):  # a line feed may follow
+            rest = text
+            continue
+        pieces = re.split(b"\r\n|\n|\r", text)
+        rest = pieces.pop()
+        lines = pieces + ([rest] if not chunk and rest else [])
+        for start in range(0, len(lines), BATCH_ROWS):
+            yield pa.RecordBatch.from_arrays([pa.array(lines[start : start + BATCH_ROWS], pa.binary())], ["value"])
+        if not chunk:
+            return
+
+
+def _fitted(batch: pa.RecordBatch, schema: pa.Schema, known: Mapping[str, str | None]) -> pa.RecordBatch:
+    """The columns of a schema: of the file, of its folders, or null."""
+    places = {name.lower(): i for i, name in enumerate(batch.schema.names)}
+    columns = []
+    for field in schema:
+        if field.name in known:
+            value = pa.scalar(known[field.name], pa.string())
+            column = pa.repeat(value, batch.num_rows)
+        elif (place := places.get(field.name.lower())) is not None:
+            column = batch.column(place)
+        else:
+            column = pa.nulls(batch.num_rows, field.type)
+        if column.type != field.type:
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            column = column.cast(field.type, safe=not pa.types.is_timestamp(field.type))
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def write(df: DataFrame, url: str, partition_by: str | None = None) -> list[tuple[str, int, int]]:
+    """Write rows as Parquet below a URL; the files by their names there, each with its bytes and rows.
+
+    ``partition_by``: a column that says in which folder a row goes, ``column=value``; it is not in the files.
+    """
+    schema = T.StructType([field for field in df.schema if field.name != partition_by])
+    task = _Write(url, partition_by, _with_spark_schema(schema))
+    done = df.mapInArrow(task, "name string, size long, rows long").collect()
+    files = sorted((str(name), int(size), int(count)) for name, size, count in done)
+    if not files and partition_by is None:  # a folder without a file would say nothing of its columns
+        files = [task.empty()]
+    target, path = file_system(url)
+    with target.open_output_stream(f"{path}/{LISTED}") as stream:
+        stream.write(json.dumps(files).encode())
+    return files
+
+
+def _with_spark_schema(schema: T.StructType) -> pa.Schema:
+    return arrow_schema(schema).with_metadata({_SPARK_SCHEMA: schema.json().encode()})
+
+
+class _Write:
+    """What a task does to write; it travels there."""
+
+    def __init__(self, url: str, partition_by: str | None, schema: pa.Schema) -> None:
+        self._files, self._url, self._by, self._schema = file_system(url)[0], url, partition_by, schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        name = f"part-{0 if context is None else context.partitionId():05}-{uuid4().hex[:12]}.parquet"
+        parts: dict[str, _Part] = {}
+        try:
+            for batch in batches:
+                for folder, own in self._split(batch):
+                    if folder not in parts:
+                        parts[folder] = _Part(self._files, self._url, f"{folder}{name}", self._schema)
+                    parts[folder].add(own)
+            files = [part.close() for part in parts.values()]
+        except (OSError, pa.ArrowException) as error:
+            raise OSError(f"cannot write to {self._url}: {plain_error(error)}") from None
+        columns = list(zip(*files, strict=True)) or [(), (), ()]
+        kinds = (pa.string(), pa.int64(), pa.int64())
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, ["name", "size", "rows"])
+
+    def _split(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if self._by is None:
+            yield "", batch
+            return
+        at = batch.schema.get_field_index(self._by)
+        values, rest = batch.column(at), batch.remove_column(at)
+        for value in values.unique().to_pylist():
+            own = rest.filter(pa.compute.equal(values, value)) if value is not None else rest.filter(values.is_null())
+            yield f"{self._by}={NO_VALUE if value is None else quote(str(value), safe='')}/", own
+
+    def empty(self) -> tuple[str, int, int]:
+        return _Part(self._files, self._url, f"part-00000-{uuid4().hex[:12]}.parquet", self._schema).close()
+
+
+class _Part:
+    """A file that is being written; it is there when it is closed, as a whole."""
+
+    def __init__(self, files: Any, url: str, name: str, schema: pa.Schema) -> None:
+        self._name, self._schema = name, schema
+        path = path_in(f"{url}/{name}")
+        if isinstance(files, fs.LocalFileSystem):
+            files.create_dir(os.path.dirname(path), recursive=True)
+        self._raw = files.open_output_stream(path)
+        self._writer = pq.ParquetWriter(self._raw, schema, compression="snappy")
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes, self._rows = 0, 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._batches.append(pa.RecordBatch.from_arrays(batch.columns, schema=self._schema))
+        self._bytes += batch.nbytes
+        self._rows += batch.num_rows
+        if self._bytes >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._batches:
+            self._writer.write_table(pa.Table.from_batches(self._batches))
+        self._batches, self._bytes = [], 0
+
+    def close(self) -> tuple[str, int, int]:
+        self._flush()
+        self._writer.close()
+        size = self._raw.tell()
+        self._raw.close()
+        return self._name, int(size), self._rows
+
+
+def written(url: str) -> list[StoredFile]:
+    """The files of a folder that `write` wrote, by its list; of a folder that Spark wrote, all that are there."""
+    folder, _, name = url.rstrip("/").rpartition("/")
+    for where, prefix in ((url.rstrip("/"), ""), (folder, f"{name}/")):
+        files, path = file_system(f"{where}/{LISTED}")
+        try:
+            with files.open_input_file(path) as stream:
+                listed = json.loads(stream.read())
+        except FileNotFoundError:
+            continue
+        except (OSError, pa.ArrowException) as error:
+            raise OSError(f"cannot read {where}/{LISTED}: {plain_error(error)}") from error
+        return [StoredFile(f"{where}/{file}", size) for file, size, _ in listed if file.startswith(prefix)]
+    return [file for file in files_below(url) if file.url.endswith(".parquet")]

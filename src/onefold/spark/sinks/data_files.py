@@ -1,0 +1,142 @@
+"""Rows as Parquet files that the tasks write themselves, for tables that consist of the files which a commit names.
+
+Each attempt at a task writes files of its own, under names that nobody else has, and tells of them when they are
+whole; of those that a dead task left nobody ever knows. So no rename is needed, and any store will do that pyarrow
+opens. The rows are counted as they pass into the files, by verdict and reason, and by the footers of the files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, TypeAlias
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from onefold.spark import publish
+from onefold.spark.columns import quoted
+from onefold.spark.host import REASON, VERDICT
+from onefold.spark.sinks.sink import counted, received
+from onefold.tally import Tally
+from onefold.verdict import Answer, Verdict
+
+Files: TypeAlias = Callable[[], fs.FileSystem]
+"""Opens a store, in a task."""
+GROUP_ROWS: Final = 1 << 20
+_OUTCOME: Final = "name string, size long, footer long, verdict string, reason string, rows long"
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    name: str
+    size: int
+    rows: int
+    verdict: str | None
+    """Of all of its rows; None: they were not split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """How rows become files."""
+
+    files: Files
+    folder: str
+    schema: pa.Schema
+    """The columns of the files; others do not get there."""
+    split: bool = False
+    """Whether each file has the rows of one verdict."""
+
+    def write(self, rows: DataFrame) -> tuple[list[DataFile], Tally]:
+        """Write rows that have a verdict and a reason; they are evaluated once."""
+        passing, counter = counted(rows)
+        if self.split:
+            passing = passing.withColumn(VERDICT, F.coalesce(VERDICT, F.lit("")))
+        ordered = publish.sorted_in_files(passing, *([VERDICT] if self.split else []))
+        outcome = self._written(ordered)
+        files = {row["name"]: DataFile(row["name"], row["size"], row["footer"], self._common(row)) for row in outcome}
+        counts: dict[Answer, int] = {}
+        for row in outcome:
+            answer = Answer(Verdict(row["verdict"]), row["reason"])
+            counts[answer] = counts.get(answer, 0) + row["rows"]
+        Tally(sum(file.rows for file in files.values()), counts).check()  # what the footers say
+        return [*files.values()], Tally(received(counter), counts).check()
+
+    def write_plain(self, rows: DataFrame) -> list[DataFile]:
+        """Write rows that have no verdict."""
+        outcome = self._written(rows)
+        return [DataFile(row["name"], row["size"], row["footer"], None) for row in outcome]
+
+    def _written(self, rows: DataFrame) -> list[Any]:
+        # By number, because mapInArrow trips over names such as a.b.
+        numbered = rows.select(*(F.col(quoted(name)).alias(f"c{i}") for i, name in enumerate(rows.columns)))
+        return numbered.mapInArrow(partial(self._write_task, rows.columns), _OUTCOME).collect()
+
+    def _common(self, row: Any) -> str | None:
+        return str(row["verdict"]) if self.split else None
+
+    def _write_task(self, names: list[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write the rows of a task; runs there."""
+        files, drafts = self.files(), dict[Any, _Draft]()
+        for batch in batches:
+            for verdict, part in self._parts(pa.Table.from_batches([batch]).rename_columns(names)):
+                if part.num_rows and verdict not in drafts:
+                    drafts[verdict] = _Draft(files, self.folder, self.schema)
+                if part.num_rows:
+                    drafts[verdict].add(part)
+        for draft in drafts.values():
+            yield draft.finished()
+
+    def _parts(self, rows: pa.Table) -> Iterator[tuple[Any, pa.Table]]:
+        if not self.split:
+            yield None, rows
+            return
+        for verdict in pc.unique(rows[VERDICT]).to_pylist():
+            yield verdict, rows.filter(pc.equal(rows[VERDICT], verdict))
+
+
+class _Draft:
+    """A file that is being written."""
+
+    def __init__(self, files: fs.FileSystem, folder: str, schema: pa.Schema) -> None:
+        self._name = f"{uuid4().hex}.parquet"
+        self._files, self._path, self._schema = files, f"{folder}/{self._name}", schema
+        self._stream = files.open_output_stream(self._path)
+        self._writer = pq.ParquetWriter(self._stream, schema, store_schema=False)
+        self._counts: dict[tuple[str | None, str | None], int] = {}
+
+    def add(self, rows: pa.Table) -> None:
+        names: Sequence[str] = [VERDICT, REASON] if {VERDICT, REASON} <= {*rows.column_names} else []
+        groups = rows.group_by(names).aggregate([([], "count_all")]) if names else None
+        for group in [{"count_all": rows.num_rows}] if groups is None else groups.to_pylist():
+            answer = group.get(VERDICT), group.get(REASON)
+            self._counts[answer] = self._counts.get(answer, 0) + group["count_all"]
+        for batch in rows.select(self._schema.names).cast(self._schema).to_batches():
+            self._writer.write_batch(batch, row_group_size=GROUP_ROWS)
+
+    def finished(self) -> pa.RecordBatch:
+        """Close it, and look at what lies there: a line for each answer."""
+        self._writer.close()
+        self._stream.close()
+        with self._files.open_input_file(self._path) as file:
+            size, footer = file.size(), pq.read_metadata(file).num_rows
+        lines = [
+            {"name": self._name, "size": size, "footer": footer, "verdict": verdict, "reason": reason, "rows": rows}
+            for (verdict, reason), rows in self._counts.items()
+        ]
+        whole = {"size": pa.int64(), "footer": pa.int64(), "rows": pa.int64()}
+        names = ("name", "size", "footer", "verdict", "reason", "rows")
+        return pa.RecordBatch.from_pylist(lines, pa.schema([(n, whole.get(n, pa.string())) for n in names]))
+
+
+def remove_others(files: fs.FileSystem, folder: str, own: str) -> None:
+    """Remove what other attempts at a batch left; it is committed now, so nobody will ever name their files."""
+    for info in files.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
+        if info.type == fs.FileType.Directory and info.base_name != own:
+            files.delete_dir(info.path)
