@@ -90,18 +90,19 @@ def test_a_stream_reads_each_offset_once_bounded_per_batch_and_goes_on(spark, br
     broker.send("flow", events(0, 400))
     spec = source(broker, "flow", value__schema=EVENTS, max_offsets_per_trigger="300")
     streaming = streams.Streaming(checkpoint=str(tmp_path / "checkpoint"), buckets=2)
-    batches: list[int] = []
+    batches: list[tuple[int, int | None]] = []
+
+    def tell(progress):
+        batches.append((progress.rows, progress.behind))
 
     def go_on():
-        return streams.run_stream(
-            spark, spec, ids(), streaming, str(tmp_path / "out"), tell=lambda progress: batches.append(progress.rows)
-        )
+        return streams.run_stream(spark, spec, ids(), streaming, str(tmp_path / "out"), tell=tell)
 
     assert counts(go_on().tally) == {"FIRST new": 360, "REPEAT seen": 40}
     broker.send("flow", [*events(400, 100), (0, None, "no JSON")])
     last = go_on()
     assert counts(last.tally) == {"FIRST new": 450, "REPEAT seen": 50, "REJECT malformed": 1}
-    assert batches == [300, 100, 101]
+    assert batches == [(300, 100), (100, 0), (101, 0)]
     rows = published(spark, Place(spark, str(tmp_path / "out"))).select("kafka_partition", "kafka_offset")
     assert rows.distinct().count() == rows.count() == 501
 

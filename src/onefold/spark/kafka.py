@@ -230,9 +230,8 @@ class Cluster:
         """What went wrong, as librdkafka says it; that all brokers are down is what comes of it."""
         return next((line for line in reversed(self._troubles) if "brokers are down" not in line), otherwise)
 
-    @cached_property
     def partitions(self) -> list[tuple[str, int]]:
-        """Every partition of the topics; `Misuse` names a topic that is not there."""
+        """Every partition that the topics have by now; `Misuse` names a topic that is not there."""
         if self.assigned is not None:
             return [*self.assigned]
         every: list[tuple[str, int]] = []
@@ -257,8 +256,9 @@ class Cluster:
                 raise OSError(f"{self.shown}: no broker answers within {ANSWER_S:.0f} s")
             return (int(bounds[0]), int(bounds[1]))
 
+        every = self.partitions()
         with ThreadPoolExecutor(THREADS_MAX) as pool:
-            return dict(zip(self.partitions, pool.map(ask, self.partitions), strict=True))
+            return dict(zip(every, pool.map(ask, every), strict=True))
 
     def starts(self) -> Offsets:
         return self._settled("start", self.start, self.kept())
@@ -538,7 +538,9 @@ class Topic:
             raise Misuse(
                 f"Kafka on Spark {pyspark.__version__} needs Spark's own connector: --packages {package()}"
             ) from error
-        Cluster.of(self.connector_options()).partitions  # noqa: B018  # what is wrong is said before Spark wraps it
+        Cluster.of(self.connector_options()).partitions()  # what is wrong is said before Spark wraps it
+        if has_executors(spark):
+            require_libraries(spark, ["confluent_kafka"])
         spark.dataSource.register(OnefoldKafka)
         return OWN
 
@@ -547,7 +549,7 @@ class Topic:
         connector may understand options that librdkafka does not.
         """
         if not any(name.lower().startswith("kafka.") for name in self.options) and find_spec("confluent_kafka"):
-            Cluster(self.servers, self.topics).partitions  # noqa: B018
+            Cluster(self.servers, self.topics).partitions()
 
     def table(self, messages: DataFrame, roles: Collection[str], *, stream: bool) -> DataFrame:
         """The messages with the columns of their values. ``roles``: the columns that name a message."""
