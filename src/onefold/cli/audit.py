@@ -39,6 +39,7 @@ def audit(
     from onefold.spark.kafka import offsets_read
     from onefold.spark.publish import MANIFEST
     from onefold.spark.signature import refuse_overlap
+    from onefold.spark.sinks.parquet import BATCHES
 
     refuse_path(run)
     settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
@@ -60,10 +61,10 @@ def audit(
             tally = books(spark, output)
             before = output / MANIFEST  # of a batch run, and not of one that an older version made
             if source.format == KAFKA:  # what was read, not what is there by now
-                log = before.read_bytes() if before.exists() else b""
-                source = replace(
-                    source, options={**source.options, **offsets_read(log, spark, checkpoint_of(settings))}
-                )
+                versions = [output / BATCHES / name / MANIFEST for name in sorted((output / BATCHES).names())]
+                log = b"".join(file.read_bytes() for file in (before, *versions) if file.exists())
+                offsets = offsets_read(log, spark, checkpoint_of(settings))
+                source = replace(source, options={**source.options, **offsets})
             now = open_source(spark, source, judging.reads)
             changed = []
             if before.exists() and now.files is not None:

@@ -129,9 +129,6 @@ class OffsetRange(NamedTuple):
     def piece(self, start: int, end: int) -> OffsetRange:
         return self._replace(start=start, end=min(end, self.end))
 
-    def to_dict(self) -> dict[str, Any]:
-        return self._asdict()
-
 
 def offsets_json(offsets: Offsets) -> dict[str, dict[str, int]]:
     """Offsets as Spark's connector writes them."""
@@ -431,7 +428,7 @@ class TopicManifest(Manifest):
         return {**Manifest.to_dict(self), "topic": self.topic, **offsets}
 
     def lines(self) -> bytes:
-        return "".join(json.dumps(part.to_dict()) + "\n" for part in self.ranges).encode()
+        return "".join(json.dumps(part._asdict()) + "\n" for part in self.ranges).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -532,12 +529,8 @@ class Topic:
             raise Misuse(f'connector is "spark", which this session does not have: --packages {package()}')
         if SPARK < (4, 0):
             raise Misuse(f"Kafka on Spark {pyspark.__version__} needs Spark's own connector: --packages {package()}")
-        try:
-            from onefold.spark.kafka_source import OnefoldKafka
-        except ImportError as error:
-            raise Misuse(
-                f"Kafka on Spark {pyspark.__version__} needs Spark's own connector: --packages {package()}"
-            ) from error
+        from onefold.spark.kafka_source import OnefoldKafka
+
         Cluster.of(self.connector_options()).partitions()  # what is wrong is said before Spark wraps it
         if has_executors(spark):
             require_libraries(spark, ["confluent_kafka"])
@@ -854,13 +847,15 @@ def listed(
 
 
 def offsets_read(manifest: bytes, spark: SparkSession, checkpoint: str) -> dict[str, str]:
-    """The options by which a run's messages are read again: by its ``manifest``, or of a stream its checkpoint."""
+    """The options by which a run's messages are read again: by its ``manifest``, or those of its versions, one after the
+    other; of a stream by its checkpoint.
+    """
     if manifest:
-        lines = [json.loads(line) for line in manifest.decode().splitlines()]
-        starts, ends = (
-            offsets_json({(line["topic"], line["partition"]): line[at] for line in lines}) for at in ("start", "end")
-        )
-        return {"start": json.dumps(starts), "end": json.dumps(ends)}
+        starts, ends = Offsets(), Offsets()
+        for line in map(json.loads, manifest.decode().splitlines()):
+            where = line["topic"], line["partition"]
+            starts[where], ends[where] = min(line["start"], starts.get(where, line["start"])), line["end"]
+        return {"start": json.dumps(offsets_json(starts)), "end": json.dumps(offsets_json(ends))}
     offsets, commits = Place(spark, checkpoint) / "offsets", Place(spark, checkpoint) / "commits"
     done = max((int(name) for name in commits.names() if name.isdecimal()), default=None)
     if done is None:

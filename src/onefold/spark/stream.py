@@ -180,9 +180,8 @@ def _behind(source: Any) -> int | None:
     """How many offsets are left to read, of a source that counts them by topic and partition, as Kafka's do."""
     try:
         latest, end = json.loads(source.latestOffset), json.loads(source.endOffset)
-        return sum(
-            at - end.get(topic, {}).get(number, 0) for topic, parts in latest.items() for number, at in parts.items()
-        )
+        left = [at - end.get(topic, {}).get(n, 0) for topic, parts in latest.items() for n, at in parts.items()]
+        return int(sum(left))
     except (TypeError, ValueError, AttributeError):
         return None
 
