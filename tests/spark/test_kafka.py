@@ -260,6 +260,14 @@ def test_the_command_checks_runs_audits_and_explains_a_topic_and_keeps_no_passwo
     figures = json.loads(done.stdout)
     assert figures["tally"]["repeat"] == 4
     assert [figures["manifest"][name] for name in ("rows", "offsets", "partitions")] == [40, 40, 4]
+    done = here("window", broker.url("told"), "--id", "event_id", "--time", "kafka_timestamp", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (
+        here(
+            "diff", broker.url("told"), broker.url("told"), "--key", "kafka_partition,kafka_offset", cwd=tmp_path
+        ).returncode
+        == 0
+    )
     (tmp_path / "pipeline.toml").write_text(
         f'[source]\npath = "{broker.url("told")}"\noptions = {{ "kafka.sasl.password" = "hunter2" }}\n'
         '[judge]\nengine = "ids"\nid = "event_id"\n[publish]\npath = "out"\n'

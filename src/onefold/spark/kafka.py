@@ -847,7 +847,7 @@ def listed(
 
 
 def offsets_read(manifest: bytes, spark: SparkSession, checkpoint: str) -> dict[str, str]:
-    """The options by which a run's messages are read again: by its ``manifest``, or those of its versions, one after the
+    """The options by which a run reads its messages again: by its ``manifest``, or those of its versions, one after the
     other; of a stream by its checkpoint.
     """
     if manifest:
