@@ -136,7 +136,7 @@ class Table(BaseModel):
 with warnings.catch_warnings(action="ignore", category=UserWarning):  # of a method that pydantic no longer wants
 
     class Value(Table):
-        """Of topics of Kafka: what the value of a message is. One that does not fit is rejected, with its text."""
+        """For topics of Kafka: what the value of a message is. One that does not fit is rejected, with its text."""
 
         format: Literal["json", "avro", "text", "bytes"] = "json"
         """"json": an object, whose keys are columns. "avro": a record, whose fields are columns. "text", "bytes": one
@@ -160,17 +160,17 @@ class Source(Table):
     """Any format that Spark can read: "parquet", "json", "csv", "orc", ...; "onefold-log" is the log of a topic;
     "kafka" are topics of Kafka."""
     bootstrap_servers: Annotated[MaybeName, KAFKA] = None
-    """Of Kafka, in place of the path: its brokers, such as "host:9092,host2:9092"."""
+    """For Kafka, in place of the path: its brokers, such as "host:9092,host2:9092"."""
     topic: Annotated[Topics, KAFKA] = None
-    """Of Kafka, in place of the path: the topic, or a list of them."""
+    """For Kafka, in place of the path: the topic, or a list of them."""
     start: Annotated[Name, KAFKA] = "earliest"
-    """Of Kafka: where reading begins: "earliest", "latest", a time such as "2026-01-31T12:00:00" (UTC), or the offset
+    """For Kafka: where reading begins: "earliest", "latest", a time such as "2026-01-31T12:00:00" (UTC), or the offset
     of each partition, as JSON: '{"orders": {"0": 23, "1": -2}}' (-2: earliest, -1: latest). A stream begins there once;
     then its checkpoint says where to go on."""
     end: Annotated[Name, KAFKA, BATCH] = "latest"
-    """Of a batch of Kafka: where reading ends, in the same words."""
+    """For a batch of Kafka: where reading ends, in the same words."""
     max_offsets_per_trigger: Annotated[int | Literal["off"], WholeOr("off", least=1), KAFKA, STREAM] = "off"
-    """Of a stream of Kafka: how many offsets a micro-batch reads at most."""
+    """For a stream of Kafka: how many offsets a micro-batch reads at most."""
     options: Texts = {}
     """Options of Spark's reader for that format, such as { header = true } for CSV."""
     bad_files: Literal["stop", "set_aside"] = "stop"
@@ -178,16 +178,16 @@ class Source(Table):
     error names it. "set_aside": the rest is judged; the file is named in the output and on the page, nobody knows how
     many rows it holds, and the exit code is 1."""
     partition_types: Literal["text", "infer"] = "text"
-    """Of folders that are named like device=001: "text": the value is what is written there, so that 001 and 1 are two
+    """For folders named like device=001: "text": the value is what is written there, so that 001 and 1 are two
     devices. "infer": whatever Spark takes it for, such as a number."""
     mode: Literal["batch", "stream"] = "batch"
     """"batch": what is there, once. "stream": what is there and what comes, in micro-batches, each published exactly
     once; a start goes on where the last one ended."""
     trigger: Annotated[Name, STREAM] = "available"
-    """Of a stream. "available": all that is there now, then stop. Else how often a batch begins, such as
+    """For a stream: "available": all that is there now, then stop. Else how often a batch begins, such as
     "10 seconds"."""
     value: Annotated[Value, KAFKA] = Value()
-    """Of Kafka: what the value of a message is."""
+    """For Kafka: what the value of a message is."""
 
     @property
     def reader_options(self) -> dict[str, str]:
@@ -252,111 +252,111 @@ class Judge(Table):
     between. "producers": each message has a producer and a sequence; the highest is remembered, or the gaps. "lorawan":
     each row is a radio frame that a station heard; of all that heard it within the expiry, one counts."""
     id: Annotated[Names, IDS] = ("id",)
-    """Of ids: the columns that together name a message, the same in all of its copies; "header.id" is a field of a
+    """For ids: the columns that together name a message, the same in all of its copies; "header.id" is a field of a
     struct."""
     window: Annotated[Name, REMEMBERS, IDS] = "off"
-    """Of a stream or a memory of ids: for how long ids are remembered, such as "7 days" or "12 hours"; a message that
+    """For a stream or a memory of ids: for how long ids are remembered, such as "7 days" or "12 hours"; a message that
     is older is UNSURE. `onefold window` says which window the data needs. "off": for ever, at 16 bytes an id."""
     keep: Annotated[Literal["first", "last"], BATCH, IDS] = "first"
-    """Of a batch of ids: which of the messages of an id counts, by the order. "last": for tables of changes."""
+    """For a batch of ids: which of the messages of an id counts, by the order. "last": for tables of changes."""
     on_conflict: Annotated[Literal["reject", "repeat"], IDS] = "reject"
-    """Of ids with a payload: what a copy with other content is. "reject": a conflict, which is rejected. "repeat": a
+    """For ids with a payload: what a copy with other content is. "reject": a conflict, which is rejected. "repeat": a
     copy all the same."""
     key: Annotated[Names, CHAINS] = ("stream", "partition", "publisher", "chain")
-    """Of chains: the columns that together name the chain of a message."""
+    """For chains: the columns that together name the chain of a message."""
     timestamp: Annotated[Name, CHAINS] = "timestamp"
-    """Of chains: the column with the first half of a message's number: whole milliseconds, or a time (a
+    """For chains: the column with the first half of a message's number: whole milliseconds, or a time (a
     timestamp, a date, or ISO 8601 text)."""
     sequence: Annotated[MaybeName, NUMBERED] = "sequence"
-    """Of chains and producers: the column with the sequence of a message. Of chains it is the second half of the
+    """For chains and producers: the column with the sequence of a message. For chains it is the second half of the
     number, which counts messages of the same millisecond; "none": there is no such column, every sequence is 0,
     or what the time has below its millisecond."""
     previous_timestamp: Annotated[MaybeName, CHAINS] = "previous_timestamp"
-    """Of chains: the column with the timestamp of the message before. "none": no message names one; then each is only
+    """For chains: the column with the timestamp of the message before. "none": no message names one; then each is only
     compared with the newest of its chain, and no gap can be found."""
     previous_sequence: Annotated[MaybeName, CHAINS] = "previous_sequence"
-    """Of chains: the column with the sequence of the message before. "none": it is always 0."""
+    """For chains: the column with the sequence of the message before. "none": it is always 0."""
     arrival: Annotated[MaybeName, CHAINS] = "arrival"
-    """Of chains: the column that says when a row came in, in milliseconds or as a time: the order of judgement. Null
+    """For chains: the column that says when a row came in, in milliseconds or as a time: the order of judgement. Null
     comes before all times. "none": rows are judged in the order of their numbers."""
     floor: Annotated[Literal["first", "open"], CHAINS] = "first"
-    """Of chains: what a number below the first one that arrived in its chain is. "first", the default: a repeat, right
+    """For chains: what a number below the first one that arrived in its chain is. "first", the default: a repeat, right
     where an earlier run counted what lies below. "open": new, while unseen, right for stored data: nothing says that it
     was counted before, and to call it a repeat could lose it."""
     gap_count_max: Annotated[int, Field(ge=1), NUMBERED] = 10_000
-    """Of chains and producers: how many gaps of a chain, or of a producer whose gaps are remembered, are kept. Above it
-    the oldest is forgotten, and a message from there is UNSURE."""
+    """For chains and producers: how many gaps of a chain, or of a producer whose gaps are remembered, are kept. Above
+    it the oldest is forgotten, and a message from there is UNSURE."""
     jump_max_ms: Annotated[int | Literal["auto", "off"], WholeOr("auto", "off", least=0), CHAINS] = "auto"
-    """Of chains: how far ahead of its arrival a timestamp may be, in milliseconds; what is further is rejected, so that
-    one poisoned number cannot mute a chain. "auto": 900000 (a quarter of an hour) if there is an arrival column. "off":
-    no limit."""
+    """For chains: how far ahead of its arrival a timestamp may be, in milliseconds; what is further is rejected, so
+    that one poisoned number cannot mute a chain. "auto": 900000 (a quarter of an hour) if there is an arrival column.
+    "off": no limit."""
     jump_max: Annotated[int | Literal["off"], WholeOr("off", least=1), PRODUCERS] = "off"
-    """Of producers: how far above the highest sequence of its producer a sequence may lie; what is further is rejected,
-    so that one wrong number cannot make all that follow repeats. The first one of a producer may be any. "off": no
-    limit."""
+    """For producers: how far above the highest sequence of its producer a sequence may lie; what is further is
+    rejected, so that one wrong number cannot make all that follow repeats. The first one of a producer may be any.
+    "off": no limit."""
     idle_ms: Annotated[int | Literal["off"], WholeOr("off", least=1), REMEMBERS, NUMBERED] = "off"
-    """Of a stream or a memory: a chain or producer not heard from for so long gives up its gaps; what lies there is
+    """For a stream or a memory: a chain or producer not heard from for so long gives up its gaps; what lies there is
     UNSURE from then on."""
     state_rows_max: Annotated[int | Literal["off"], WholeOr("off", least=1), REMEMBERS] = "off"
-    """Of a stream or a memory: how many chains, producers, frames or ids a bucket of it remembers; beyond, those of new
-    ones are UNSURE."""
+    """For a stream or a memory: how many chains, producers, frames or ids a bucket of it remembers; beyond, those of
+    new ones are UNSURE."""
     order_wait_ms: Annotated[int | Literal["off"], WholeOr("off", least=0), STREAM, CHAINS] = "off"
-    """Of a stream of chains: hold messages back until what is missing before them arrives, at most so long; then what
+    """For a stream of chains: hold messages back until what is missing before them arrives, at most so long; then what
     is missing is given up, and told in the gaps. "off": messages come out as they come."""
     order_end: Annotated[Literal["give_up", "hold"], STREAM, CHAINS] = "give_up"
-    """Of a stream of chains with order_wait_ms and trigger "available": what becomes of messages that are still held
+    """For a stream of chains with order_wait_ms and trigger "available": what becomes of messages that are still held
     back when all that is there is read. "give_up": what is missing before them is given up at once, told in the gaps,
     and they come out. "hold": they stay in the checkpoint, in no book, and wait on at the next start: right where the
     next run, an hour later, brings what is missing."""
     producer: Annotated[Names, PRODUCERS] = ("producer",)
-    """Of producers: the columns that together name the producer of a message."""
+    """For producers: the columns that together name the producer of a message."""
     order: Annotated[MaybeName, COMPARED] = None
-    """Of producers and ids: the column that says in which order rows are judged, such as the offset in a log, or a
+    """For producers and ids: the column that says in which order rows are judged, such as the offset in a log, or a
     time. Null comes before all others. "none": in the order of their sequences, or of their times."""
     epoch: Annotated[MaybeName, PRODUCERS] = None
-    """Of producers: the column with the epoch; a row whose epoch is below that of an earlier one is rejected, and the
+    """For producers: the column with the epoch; a row whose epoch is below that of an earlier one is rejected, and the
     sequence goes on from epoch to epoch. (Where it begins anew with each, the epoch is part of the producer's name.)
     "none": there is no such column."""
     payload: Annotated[tuple[Name, ...], Strict(False), COMPARED] = ()
-    """Of producers and ids: the columns that hold the content; two rows of one sequence or id that differ in it are a
+    """For producers and ids: the columns that hold the content; two rows of one sequence or id that differ in it are a
     conflict."""
     memory: Annotated[Literal["auto", "highest", "gaps"], PRODUCERS] = "auto"
-    """Of producers: "highest": what is not above the highest sequence is a repeat. "gaps": a lower one that was never
+    """For producers: "highest": what is not above the highest sequence is a repeat. "gaps": a lower one that was never
     seen is new. "auto": "gaps" with a time, else "highest"."""
     shape: Annotated[Literal["auto", "flat", "onefold", "bridge", "lns", "chirpstack", "table"], LORAWAN] = "auto"
-    """Of lorawan: how receptions are stored. "auto": each row says it itself; our own log, events of a gateway bridge,
+    """For lorawan: how receptions are stored. "auto": each row says it itself; our own log, events of a gateway bridge,
     of a Basics Station or of ChirpStack, one JSON object a row, or a table of receptions. "flat": a table with the
     columns that are named below."""
     frame: Annotated[Names, FLAT] = ("frame",)
-    """Of lorawan, flat: the columns that together name a frame: equal for all who heard one transmission."""
+    """For lorawan, flat: the columns that together name a frame: equal for all who heard one transmission."""
     station: Annotated[Name, FLAT] = "station"
-    """Of lorawan, flat: the column with the station that heard it."""
+    """For lorawan, flat: the column with the station that heard it."""
     time: Annotated[MaybeName, TIMED] = None
-    """Of ids: the column that says when the event happened, the same for all of its copies: by it ids are forgotten.
-    "none": the clock of the runs or batches stands in. Of producers: the column that says when a message was made, the
+    """For ids: the column that says when the event happened, the same for all of its copies: by it ids are forgotten.
+    "none": the clock of the runs or batches stands in. For producers: the column that says when a message was made, the
     same for all of its copies: where the sequence falls and the time rises, the counter restarted, and its epochs are
-    told apart. "none": it never does. Of lorawan, flat: the column that says when a frame was heard:
+    told apart. "none": it never does. For lorawan, flat: the column that says when a frame was heard:
     the order of judgement; "none": time_ms. In milliseconds, or as a time."""
     kind: Annotated[MaybeName, FLAT] = "kind"
-    """Of lorawan, flat: the column that says "data" or "join". "none": all are data."""
+    """For lorawan, flat: the column that says "data" or "join". "none": all are data."""
     device: Annotated[tuple[Name, ...], Strict(False), FLAT] = ("device",)
-    """Of lorawan, flat: the columns that together name the device, the same one for all receptions of a frame; none: no
-    counters are looked through, and each frame is known for ever."""
+    """For lorawan, flat: the columns that together name the device, the same one for all receptions of a frame; none:
+    no counters are looked through, and each frame is known for ever."""
     fcnt: Annotated[MaybeName, FLAT] = "fcnt"
-    """Of lorawan, flat: the column with the device's counter, which tells what was lost. "none": there is none."""
+    """For lorawan, flat: the column with the device's counter, which tells what was lost. "none": there is none."""
     expiry: Annotated[Literal["sliding", "fixed"], LORAWAN] = "sliding"
-    """Of lorawan: whether each reception of a frame begins its expiry anew, or only the first."""
+    """For lorawan: whether each reception of a frame begins its expiry anew, or only the first."""
     expiry_ms: Annotated[int, Field(ge=1, le=366 * 86_400_000), LORAWAN] = 60_000
-    """Of lorawan: for how long a frame is known; after it, the same frame is a new one, unless it is the one that its
+    """For lorawan: for how long a frame is known; after it, the same frame is a new one, unless it is the one that its
     device had counted last."""
     echo_ms: Annotated[int, Field(ge=0, le=366 * 86_400_000), LORAWAN] = 0
-    """Of lorawan: a station that has a frame again sooner than this heard one transmission twice, such as with two
+    """For lorawan: a station that has a frame again sooner than this heard one transmission twice, such as with two
     antennas; else the device sent it again. 0: it always did."""
     strict_adr: Annotated[bool, LORAWAN] = False
-    """Of lorawan: forget as ADR 007 does: after the expiry the last frame of a device counts again, and so does a join
+    """For lorawan: forget as ADR 007 does: after the expiry the last frame of a device counts again, and so does a join
     request. Else they are repeats for ever."""
     late_ms: Annotated[int, Field(ge=0, le=366 * 86_400_000), STREAM, LORAWAN] = 3_600_000
-    """Of a stream of lorawan: how far behind the newest reception one may be and still be compared with all before it.
+    """For a stream of lorawan: how far behind the newest reception one may be and still be compared with all before it.
     What is later may be UNSURE. The memory grows with it."""
 
 
@@ -370,15 +370,15 @@ class Publish(Table):
     """What happens to a message that is not a FIRST. "drop": it is kept apart. "mark": it stays, with its verdict.
     "none": it stays, unmarked."""
     format: Annotated[Literal["parquet", "delta", "iceberg", "postgres"], REMEMBERS] = "parquet"
-    """Of a stream or a memory: "parquet" is folders of files, "delta" a Delta table at the path, "iceberg" a table of a
-    catalogue: "lake/catalog.db#db.events", where the catalogue is a file, or "prod.db.events" of a catalogue that
+    """For a stream or a memory: "parquet" is folders of files, "delta" a Delta table at the path, "iceberg" a table of
+    a catalogue: "lake/catalog.db#db.events", where the catalogue is a file, or "prod.db.events" of a catalogue that
     pyiceberg's own settings name, "postgres" a table at a URL like postgresql://user@host/database#schema.table. A run
     without a memory writes parquet."""
     options: Annotated[Texts, REMEMBERS] = {}
-    """Of delta and iceberg: options of the store, or of the catalogue, in the words of deltalake or pyiceberg, such as
+    """For delta and iceberg: options of the store, or of the catalogue, in the words of deltalake or pyiceberg, such as
     { "s3.endpoint" = "https://..." }."""
     checkpoint: Annotated[Name, STREAM] = "auto"
-    """Of a stream: where Spark keeps how far it has come. It belongs to the output: keep or remove both. "auto": the
+    """For a stream: where Spark keeps how far it has come. It belongs to the output: keep or remove both. "auto": the
     path with ".checkpoint" after it."""
 
     @property
@@ -397,7 +397,7 @@ class Memory(Table):
     """What runs remember of those before them."""
 
     path: Annotated[MaybeName, BATCH] = None
-    """Of a batch run: a folder or a URL that all executors see. Each run then goes on from the last one: it reads the
+    """For a batch run: a folder or a URL that all executors see. Each run then goes on from the last one: it reads the
     files that came since, and publishes them as the next version, in batches/ below publish.path. It belongs to that
     output: keep or remove both. "none": a run begins with nothing seen. A stream remembers in its checkpoint."""
 
@@ -420,8 +420,8 @@ class Spark(Table):
     partitions: Annotated[int | Literal["auto"], WholeOr("auto", least=1)] = "auto"
     """How many tasks judge. "auto": by the size of the input."""
     buckets: Annotated[int, Field(ge=1, le=4096), REMEMBERS] = 32
-    """Of a stream or a memory: into how many parts what is remembered is split; more than its tasks. A memory keeps its
-    number."""
+    """For a stream or a memory: into how many parts what is remembered is split; more than its tasks. A memory keeps
+    its number."""
     memory: Annotated[str, Field(pattern=r"^(auto|[1-9][0-9]*[kmgtKMGT])$")] = "auto"
     """Memory of the Java side, such as "4g". "auto": by the memory of the machine."""
     config: Texts = {}

@@ -53,6 +53,7 @@ class Tally:
         self._counts[answer] += _increment(n)
 
     def count(self, verdict: Verdict, reason: str | None = None) -> int:
+        """How many messages were given this verdict, or this reason of it."""
         return sum(n for a, n in self._counts.items() if a.verdict == verdict and reason in (None, a.reason))
 
     @property

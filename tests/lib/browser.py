@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -262,11 +263,19 @@ class Page:
         size = self._ask("Page.getLayoutMetrics")["cssContentSize"]
         return {"width": size["width"], "height": size["height"]}
 
+    def inaccessible(self) -> list[str]:
+        """What axe-core finds that somebody could not read, reach or operate: each rule, and the first place."""
+        source = (resources.files("axe_core_python") / "axe.min.js").read_text(encoding="utf-8")
+        self.evaluate(f"void (window.axe || (() => {{ {source} }})())")
+        return list(self.evaluate(AXE))
+
     def shape(self) -> list[str]:
         """The element tree: of each element its depth, its tag and the names of its attributes. No text, no values."""
         return list(self.evaluate(SHAPE))
 
 
+AXE = """axe.run(document, {resultTypes: ['violations']}).then(found => found.violations.map(
+  each => each.id + ' x' + each.nodes.length + ' ' + each.nodes[0].target + ': ' + each.nodes[0].failureSummary))"""
 SHAPE = """(() => { const out = []; const walk = (e, depth) => {
   out.push(depth + e.tagName + ' ' + e.getAttributeNames().sort().join(','));
   for (const child of e.children) walk(child, depth + 1); }; walk(document.documentElement, 0); return out; })()"""

@@ -88,7 +88,7 @@ def test_what_a_stream_tells_shows_up_while_one_looks(page, tmp_path):
         assert page.errors == []
 
 
-def test_all_words_can_be_read_in_both_schemes_and_on_a_phone(page):
+def test_all_words_can_be_read_and_reached_in_both_schemes_and_on_a_phone(page):
     with running(
         [filled(1, "a word"), Still(View(name="x", kind="stream", state="running", told="batch 1"))]
     ) as console:
@@ -99,6 +99,7 @@ def test_all_words_can_be_read_in_both_schemes_and_on_a_phone(page):
             page.viewport(width, 900)
             page.scheme(scheme)
             assert page.evaluate(CONTRAST) == []
+            assert page.inaccessible() == []
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert page.errors == []
     page.viewport(1280, 900)
@@ -122,6 +123,7 @@ def test_a_question_is_answered_in_the_page(page, tmp_path):
         assert asked == [(tmp_path, "device 7|0 & more")]
         assert page.evaluate("document.querySelector('#answer p').textContent") == "an answer"
         assert page.errors == []
+        assert page.inaccessible() == []
 
 
 def test_hostile_words_leave_the_page_as_it_is(page, tmp_path):

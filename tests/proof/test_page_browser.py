@@ -72,6 +72,16 @@ def test_the_page_loads_without_an_error_and_without_the_network_in_both_schemes
         assert page.evaluate("document.querySelectorAll('h1').length") == 1
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["run", "clean", "broken", "torn", "old", "stream", "diff", "peer"])
+def test_axe_finds_nothing_that_somebody_could_not_read_or_reach(page, show, name, scheme):
+    for width in (1280, 400):
+        show(getattr(documents, name)(), scheme)
+        page.viewport(width, 900)
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        assert page.inaccessible() == []
+
+
 def test_a_click_on_a_strip_of_the_gap_map_shows_its_ranges(page, show):
     show(documents.run())
     assert not page.evaluate("document.querySelector('.strip .ranges').checkVisibility()")
@@ -112,7 +122,7 @@ def test_every_picture_has_a_name_every_table_a_caption_and_every_link_a_target(
     )
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, 400, 360])
 def test_nothing_is_wider_than_the_screen(page, show, width):
     show(documents.torn())
     page.viewport(width, 900)

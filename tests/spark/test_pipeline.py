@@ -162,7 +162,7 @@ def test_check_judges_the_producers_of_a_dump_and_of_a_log(tmp_path):
     words = ["--producer", "pid", "--sequence", "seq", "--order", "at", "--payload", "body", "--json"]
     found = onefold("check", tmp_path / "dump", *words, cwd=tmp_path)
     assert found.returncode == 1, found.stderr
-    assert json.loads(found.stdout)["findings"] == ["1 rejected rows", "1 missing ranges of 2 messages"]
+    assert json.loads(found.stdout)["findings"] == ["1 rejected row", "1 missing range of 2 messages"]
     with Topics(tmp_path / "log") as topics:
         topics.topic("orders").publish("p", [(0, b"x"), (1, b"y")])
     clean = onefold("check", tmp_path / "log" / "orders", "--producer", "producer", cwd=tmp_path)

@@ -70,7 +70,8 @@ NUMBERS = ["1", "1.0", "1e0", "12345678901234567890.123456789"]
 def test_keys_keep_their_text_as_it_is_written(spark, tmp_path, odd, keys):
     (tmp_path / "x.jsonl").write_text("\n".join([*(f'{{"device": {key}, "ts": 5}}' for key in keys), *odd]) + "\n")
     rows, manifest = read(spark, tmp_path / "x.jsonl")
-    assert {row["device"] for row in rows if row["_corrupt_record"] is None} == {key.strip('"') for key in keys}
+    assert {row["device"] for row in rows if row["reason"] != "malformed"} == {key.strip('"') for key in keys}
+    assert all(("_corrupt_record" in row) == bool(odd) for row in rows)
     assert [row["verdict"] for row in rows].count("FIRST") == len(keys)
     assert manifest.rows == len(rows) == len(keys) + len(odd)
 
@@ -80,7 +81,7 @@ def test_columns_of_json_are_those_of_all_lines_with_the_types_that_all_values_h
     lines = [{"device": "a", "ts": 1, "n": 1, "x": 1.5, "mixed": 1, "in": {"k": [{"a": 1}]}, "none": None, "o": {}}]
     lines += [{"device": "b", "ts": 1, "n": 2, "x": 2, "mixed": "two", "in": {"k": [{"b": "t"}]}, "a.b c": True}]
     (tmp_path / "x.jsonl").write_text("\n".join([*map(json.dumps, lines), *odd]) + "\n")
-    rows = {row["device"]: row for row in read(spark, tmp_path / "x.jsonl")[0] if row["_corrupt_record"] is None}
+    rows = {row["device"]: row for row in read(spark, tmp_path / "x.jsonl")[0] if row["reason"] != "malformed"}
     assert (rows["a"]["n"], rows["a"]["x"], rows["a"]["mixed"], rows["a"]["o"]) == (1, 1.5, "1", "{}")
     assert (rows["b"]["n"], rows["b"]["x"], rows["b"]["mixed"], rows["b"]["a.b c"]) == (2, 2.0, "two", True)
     assert rows["a"]["in"] == {"k": [{"a": 1, "b": None}]}

@@ -52,7 +52,7 @@ def test_a_torn_file_ends_a_run_by_name_or_is_set_aside_and_told_everywhere(fold
     assert checked.returncode == 3
     checked = onefold("check", folder / "in", *COLUMNS, "--bad-files", "set_aside", cwd=folder)
     assert checked.returncode == 1
-    assert "1 files that cannot be read" in checked.stderr
+    assert "1 file that cannot be read" in checked.stderr
     assert "clean" not in checked.stderr
 
 

@@ -90,7 +90,7 @@ def test_check_finds_the_duplicate_of_a_small_file_as_written(tmp_path):
     # The Java of this test run was started in another folder, so its paths begin there.
     done = onefold([word.replace("data/", f"{tmp_path}/data/") for word in WORDS["check"]], tmp_path)
     assert done.returncode == 1, done.stderr
-    assert "found: 1 repeated messages" in done.stderr
+    assert "found: 1 repeated message" in done.stderr
 
 
 def test_check_needs_no_column_that_its_command_does_not_name(tmp_path):
@@ -98,7 +98,7 @@ def test_check_needs_no_column_that_its_command_does_not_name(tmp_path):
     (tmp_path / "data" / "x.csv").write_text("device,ts,value\na,5,1\na,6,2\na,6,2\n")
     done = onefold([word.replace("data/", f"{tmp_path}/data/") for word in WORDS["check"]], tmp_path)
     assert done.returncode == 1, done.stderr
-    assert "found: 1 repeated messages" in done.stderr
+    assert "found: 1 repeated message" in done.stderr
     assert "there is no column previous_timestamp, previous_sequence, arrival: judged without" in done.stderr
 
 

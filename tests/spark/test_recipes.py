@@ -1,4 +1,4 @@
-"""The snippets of docs/recipes/ and docs/duplicates-on-spark.md are run as they stand, on data that they speak of."""
+"""The snippets of docs/recipes/, first-stream.md and duplicates-on-spark.md are run as they stand."""
 
 import json
 import os
@@ -136,6 +136,11 @@ def test_recipe_of_gateways(spark, tmp_path):
     assert walk(blocks("docs/recipes/gateways.md"), tmp_path) == 1
     code = recipe("gateways", "python").replace("air/", f"{tmp_path}/air/")
     assert run(code, tmp_path, spark=spark)["uplinks"].count() == 505 + 15  # with the join requests
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_first_stream_counts_each_event_once_and_explains_it(tmp_path):
+    assert walk(blocks("docs/first-stream.md"), tmp_path) == 2
 
 
 def test_the_same_rows_come_out_as_the_page_says(spark):

@@ -401,6 +401,7 @@ class OrderedChain(Generic[M]):
 
     @property
     def state(self) -> OrderedState:
+        """What was released, what is held and what is missing, as one value; `snapshot` is the same as bytes."""
         messages = [(number, *self._held[number]) for number in self._numbers]
         return OrderedState(
             self.settings, self._floor, self._last, self.forgotten, self.given_up(), messages, self._gap

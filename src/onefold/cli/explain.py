@@ -11,7 +11,7 @@ from onefold.cli.mistakes import are_small, refuse_run
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import explanation
-from onefold.settings import Settings
+from onefold.settings import Judge, Settings
 
 LIMIT = 100
 
@@ -55,12 +55,29 @@ def explained(
     say("starting Spark")
     spark = session(brief=are_small(run))
     say("looking")
-    settings, judging = Place(spark, run) / "run.json", None
-    if settings.exists():
-        # A stream does not say how it was judged, nor does a run that was made with the library.
-        with suppress(ValidationError, ValueError, KeyError, TypeError):
-            judging = engine_of(Settings.model_validate(settings.read_json()["settings"]))
+    judging = None
+    for document in (Place(spark, run) / name for name in ("stream.json", "run.json")):
+        if document.exists():
+            # A run that was made with the library does not say how it was judged.
+            with suppress(ValidationError, ValueError, KeyError, TypeError):
+                told = document.read_json()
+                meant = settings_of(told["meaning"]) if "meaning" in told else told["settings"]
+                judging = engine_of(Settings.model_validate(meant))
     return explanation.with_rules(explain(spark, run, words, pairs=pairs, judging=judging, limit=limit))
+
+
+def settings_of(meaning: Mapping[str, Any]) -> dict[str, Any]:
+    """What the memory of a stream means, as settings: its columns without their types.
+
+    >>> settings_of({"engine": "ids", "id": "shop string, order bigint", "window_ms": 5})["judge"]
+    {'engine': 'ids', 'id': ['shop', 'order']}
+    """
+    judge: dict[str, Any] = {}
+    for name in Judge.model_fields.keys() & meaning.keys():
+        value = meaning[name]
+        columns = [column.rpartition(" ")[0] for column in str(value).split(", ")]
+        judge[name] = value if columns == [""] else columns[0] if len(columns) == 1 else columns
+    return {"source": {"path": "."}, "judge": dict(sorted(judge.items())), "publish": {"path": "."}}
 
 
 def refuse_question(run: str, words: Sequence[str], pairs: Mapping[str, str]) -> None:

@@ -160,6 +160,8 @@ def refuse_mistakes(
     place = refuse_path(path, what, master)
     if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1)):
         raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}", wrong=kind, right=near[0])
+    if kind == "parquet" and place is not None and place.is_file() and (other := format_of(path)) != kind:
+        raise Misuse(f'{what}{": " if what else ""}{path} is a file of {other}: format = "{other}"', path=path)
     names = [name for _, name in columns.named]
     table = None if place is None else peek(place, kind, names, options)
     if place is None or table is None:

@@ -111,6 +111,7 @@ class Message(NamedTuple):
         return self.body[name]
 
     def get(self, name: str, default: Any = None) -> Any:
+        """A field of the body, or the default, also where the body is no object."""
         return self.body.get(name, default) if isinstance(self.body, dict) else default
 
 

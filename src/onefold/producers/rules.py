@@ -278,6 +278,7 @@ class Sequences:
         return (self._memory.producers.get(producer) or self._memory.blank(producer)).forgotten
 
     def epoch(self, producer: str) -> int:
+        """The newest epoch given out to this producer; 0: none was."""
         return state.epoch if (state := self._memory.producers.get(producer)) else 0
 
     @property
@@ -308,6 +309,7 @@ class Sequences:
 
     @property
     def switched_on(self) -> bool:
+        """Whether this topic deduplicates."""
         return self._memory.on
 
     def __len__(self) -> int:

@@ -558,6 +558,7 @@ class ItemSet:
             self.add_many([timestamp], [id])
 
     def add_many(self, timestamps: ArrayLike, ids: Rows | Sequence[bytes]) -> None:
+        """Add many records at once: their timestamps, and their ids in the same order."""
         stamps, rows = self._parsed(timestamps, ids)
         if self._index is None:
             self._waiting.append((stamps, rows))
@@ -572,6 +573,7 @@ class ItemSet:
         self.remove_many([timestamp], [id])
 
     def remove_many(self, timestamps: ArrayLike, ids: Rows | Sequence[bytes]) -> None:
+        """Remove many records at once; all of them must be there."""
         index = self.snapshot()
         records = _checked(*self._parsed(timestamps, ids), self.id_size)
         if not (present := index.holds(records.timestamps, records.ids)).all():

@@ -46,6 +46,11 @@ def id_of(timestamp: int, body: bytes, id_size: int = 32) -> bytes:
 
 
 def record(timestamp: int, body: bytes, id_size: int = 32) -> Record:
+    """A record of these bytes at that time, whole from 0 to 2^64 - 2 in a unit of yours; its id is their SHA-256.
+
+    >>> record(5, b"a note").id.hex()[:8], record(5, b"a note") == record(5, b"a note")
+    ('fe7f4f42', True)
+    """
     if not 0 <= timestamp < INFINITY:
         raise BadInput(f"timestamp {timestamp} is no whole number from 0 to 2^64 - 2", timestamp=timestamp)
     return Record(timestamp, id_of(timestamp, body, id_size), body)

@@ -150,8 +150,8 @@ def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
     named = [f"{row_text(each['id'])}: {each['copies']:,}" for each in worst[:WORST_SHOWN] if each["copies"] > 1]
     what = "most copies" if named else "ids with copies"
     named = named or [row_text(each["id"]) for each in worst[:WORST_SHOWN]]
-    more = "; ..." if answers["ids"] > len(named) else ""
-    yield foreign(f"{what}: {'; '.join(named)}{more}", COLUMNS_CHARS_MAX)
+    more = "; ... (onefold run keeps all copies, in repeats/)" if answers["ids"] > len(named) else ""
+    yield foreign(f"{what}: {'; '.join(named)}", COLUMNS_CHARS_MAX).append(more)
     through, places = answers["through"], answers["from"]
     if len(places) > 1 or places[0]["first"] != places[0]["copy"]:
         rows = [(foreign(each["first"]), foreign(each["copy"]), f"{each['copies']:,}") for each in places]
@@ -166,6 +166,8 @@ def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
         caught = (f"{_percent(each['share'])} by {span(each['window_ms'])}" for each in lags["windows"])
         yield Text(f"a window would have caught: {', '.join(caught)}")
     conflicts = answers["conflicts"]
+    if not conflicts["columns"]:
+        yield Text("whether their content differs: not compared; --payload COLUMN,... would tell")
     if conflicts["copies"]:
         columns = ", ".join(f"{name} ({count:,})" for name, count in conflicts["columns"].items() if count)
         text = f"{many(conflicts['copies'], 'copy', 'copies')} with other content than the first, in: {columns}"

@@ -185,7 +185,7 @@ class Panel:
 def bars(name: str, title: str, description: str, rows: Sequence[tuple[str, float, str, str]], width: float) -> Chart:
     """Lying bars: label, value, the value in words, and colour of each."""
     highest = max((value for _, value, _, _ in rows), default=0) or 1
-    margin = min(width * 0.4, LETTER * max((len(row[0]) for row in rows), default=0) + 12)
+    margin = min(width * 0.45, LETTER * max((len(row[0]) for row in rows), default=0) + 12)
     right = 1.3 * LETTER * max((len(row[2]) for row in rows), default=0) + 12  # in bold letters
     room = max(20.0, width - margin - right)
     drawn = []

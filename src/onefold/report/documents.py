@@ -264,6 +264,10 @@ def _stream(path: Path) -> dict[str, Any]:
         seconds, state = line.get("seconds"), line.get("state_bytes")
         batches.append([int(folder.name), tally.received, seconds, state, [counts[name] for name in VERDICTS]])
     document: dict[str, Any] = {"tally": total.to_dict(), "batches": batches[-BATCHES_SHOWN_MAX:], "path": str(path)}
+    with suppress(BadInput, KeyError, TypeError):  # streams of earlier versions do not say it
+        document["engine"] = read_object(path / STREAM, "meaning")["meaning"]["engine"]
+    if batches and (path / BATCHES / f"{batches[-1][0]:012}" / RUN).exists():
+        document["versions"] = len(batches)
     if (path / FIGURES).exists():
         figures = read_object(path / FIGURES, "figures")
         if figures.get("batch") == (batches[-1][0] if batches else None):  # else they are of fewer batches

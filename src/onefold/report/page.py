@@ -28,6 +28,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -36,7 +38,7 @@ from os import PathLike
 from typing import Any, Final, Literal, TypeAlias
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from rich.console import Console, RenderableType
 from rich.text import Text
 
@@ -150,6 +152,7 @@ def by_key(document: ReportPart, ledger: VerdictTable) -> Section:
     names = " / ".join(name for row in part.each(1) for name, _ in named(row["key"]))
     every = f", of {many(document['keys'].count(), word)}" if document["keys"] else ""
     lead = f"The {many(len(rows), word)} with the most that does not count{every}."
+    lead += f" {_command('explain', document, word.upper())} shows every message of one." if document["path"] else ""
     return Section(
         "by_key", title, "" if rows else f"No {word} has anything but firsts.", lead, {"names": names, "rows": rows}
     )
@@ -160,7 +163,9 @@ def gaps(document: ReportPart, ledger: VerdictTable) -> Section:
     if not document["figures"]["strips"]:
         if document["figures"] and document["missing_ranges"]:
             why = (
-                "Nothing is known to be missing."
+                "What never came cannot be told by these columns."
+                if _is_untold(document, "lost")
+                else "Nothing is known to be missing."
                 if not document["missing_ranges"].count()
                 else "This engine keeps no ranges per key."
             )
@@ -169,12 +174,17 @@ def gaps(document: ReportPart, ledger: VerdictTable) -> Section:
         return Section("gaps", title, why)
     gap_map = read_gap_map(document)
     if not gap_map.strips:
-        return Section("gaps", title, "Nothing is known to be missing.")
+        untold = _is_untold(document, "lost")
+        why = "What never came cannot be told by these columns." if untold else "Nothing is known to be missing."
+        return Section("gaps", title, why)
     every = f"{gap_map.keys:,} {key_word(document)}s"
     listed = sum(strip.ranges for strip in gap_map.strips) >= document["missing_ranges"].count()
     count = f"{len(gap_map.strips):,}"
     extent = f"{count} of {every} lack something" if listed else f"Of {every} the {count} worst"
     lead = f"{extent}, the worst first. Open one to see its ranges."
+    lead += (
+        f" All of them are in {document['path'].text(200)}/gaps, to ask the senders for." if document["path"] else ""
+    )
     values = {
         "map": gap_map,
         "kinds": charts.KINDS,
@@ -194,8 +204,8 @@ def lags(document: ReportPart, ledger: VerdictTable) -> Section:
         return Section("lags", title, "There are no copies whose first is known.")
     copies = many(part["count"].count(), "copy", "copies")
     lead = f"How long after its first a copy came, by {part['column'].text()}: {copies}."
-    unsure = f"{many(ledger['unsure'], 'message')} unsure"
-    entries = f"instead of gaps ({many(document['state_entries'].count(), 'entry', 'entries')}, {unsure}), "
+    held = many(document["state_entries"].count(), "entry", "entries")
+    entries = f"instead of what this engine remembers ({held}, {many(ledger['unsure'], 'message')} unsure), "
     instead = (
         f"What a window would have done: {'' if part['window_ms'] else entries}it remembers the ids of the last so long"
     )
@@ -343,16 +353,17 @@ def rejects(document: ReportPart, ledger: VerdictTable) -> Section:
     groups = []
     for group in part.each(REASONS_MAX):
         rows = group["rows"].each(SAMPLES_MAX)
-        names = list(dict.fromkeys(name for row in rows for name, _ in row.fields(documents.COLUMNS_MAX)))[
-            : documents.COLUMNS_MAX
-        ]
+        cut = documents.COLUMNS_MAX  # of a row that could not be read there is nothing but its text
+        filled = dict.fromkeys(name for row in rows for name, part in row.fields(cut) if part.value is not None)
+        names = list(filled or dict.fromkeys(name for row in rows for name, _ in row.fields(cut)))[:cut]
         cells = [[row[name].text(CELL_CHARS_MAX) for name in names] for row in rows]
         reason = group["reason"].text()
         groups.append({"reason": reason, "count": group["count"].count(), "rule": rules.get(reason, ""),
                        "names": [plain(name, FOREIGN_MAX) for name in names], "rows": cells})  # fmt: skip
-    return Section(
-        "rejects", title, "", f"{many(ledger['reject'], 'row')} changed nothing. Some of each kind:", {"groups": groups}
-    )
+    folder = f" All of them are in {document['path'].text(200)}/rejects."
+    kept = document["path"] and document["settings"]["publish"]["strategy"].value == "drop"
+    lead = f"{many(ledger['reject'], 'row')} changed nothing.{folder if kept else ''} Some of each kind:"
+    return Section("rejects", title, "", lead, {"groups": groups})
 
 
 def audit(document: ReportPart, ledger: VerdictTable) -> Section:
@@ -457,6 +468,7 @@ def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
     bad = any(check.level == "bad" for check in checks)
     alone = any(check.level == "warn" for check in between)
     proven = lost.level == twice.level == "ok" and not untold
+    half = lost.level == twice.level == "ok" and untold.keys() == {"lost"}
     level: Level = "bad" if bad else "warn" if alone or ledger["unsure"] else "ok" if proven else "note"
     if not ledger.balanced:
         headline = "The books do not balance" if ledger.problem is None else "The books cannot be right"
@@ -465,11 +477,12 @@ def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
             "bad": "Source and output do not agree",
             "warn": "Some messages count nowhere" if alone else "Some messages cannot be known",
             "ok": "Nothing lost, nothing counted twice",
-            "note": "The books balance",
+            "note": "Nothing counted twice" if half else "The books balance",
         }[level]
     things = _open_things(document, ledger)
     open_things = " and ".join(filter(None, (", ".join(things[:-1]), *things[-1:])))
     but = f"{'But look' if level == 'ok' else 'Look'} at {open_things}." if things and not bad else ""
+    but = f"What never came cannot be told by these columns. {but}".strip() if level == "note" and half else but
     unread = len(manifest["set_aside"].each())
     if bad:
         code = "Exit code 3: a run like this is not complete. Do not use its output."
@@ -667,29 +680,48 @@ def _smaller(document: dict[str, Any], divisor: int) -> dict[str, Any]:
 def _run_values(part: ReportPart, ledger: VerdictTable) -> dict[str, Any]:
     words = {"first": "these count", "repeat": "copies", "unsure": "cannot be known", "reject": "refused"}
     keys = f"in {many(part['keys'].count(), key_word(part))}" if part["keys"] else ""
-    tiles = [{"kind": "in", "name": "in", "count": f"{ledger.received:,}", "more": keys}]
+    tiles = [{"kind": "in", "name": "in", "count": f"{ledger.received:,}", "more": keys, "link": "over_time"}]
+    links = {"first": "by_reason", "repeat": "lags", "unsure": "by_reason", "reject": "rejects"}
     for name, count in zip(VERDICTS, ledger.totals, strict=True):
         more = f"{share(count, ledger.judged)} {words[name]}"
-        tiles.append({"kind": name, "name": name, "count": f"{count:,}", "more": more})
-    if part["missing_ranges"]:
+        tiles.append({"kind": name, "name": name, "count": f"{count:,}", "more": more, "link": links[name]})
+    if part["missing_ranges"] and not _is_untold(part, "lost"):
         ranges = f"{part['missing_ranges'].count():,}"
-        tiles.append({"kind": "missing", "name": "missing ranges", "count": ranges, "more": "never arrived"})
+        words = {"kind": "missing", "name": "missing ranges", "more": "never arrived", "link": "gaps"}
+        tiles.append({**words, "count": ranges})
+    sections = [*(section(part, ledger) for section in RUN), about(part)]
+    shown = {section.name for section in sections if not section.why_not}
     return {
-        "kind": "stream" if part["batches"] else "run",
+        "kind": f"{part['versions'].count():,} runs" if part["versions"] else "stream" if part["batches"] else "run",
         "standing": standing(part, ledger),
+        "shown": shown,
         "tiles": tiles,
         "law": both(lambda width: charts.law(ledger, width)),
-        "sections": [*(section(part, ledger) for section in RUN), about(part)],
+        "sections": sections,
     }
+
+
+def _is_untold(document: ReportPart, about: str) -> bool:
+    return any(part["about"].text() == about for part in document["cannot_tell"].each())
+
+
+def _command(name: str, document: ReportPart, *words: str) -> str:
+    return f"`onefold {name} {shlex.quote(document['path'].text(200))} {' '.join(words)}`"
 
 
 @cache
 def _look() -> tuple[Environment, Markup, str]:
     templates = environment("onefold.report")
     templates.filters["thousands"] = "{:,}".format
+    templates.filters["coded"] = _coded
     templates.globals |= {"share": share, "many": many, "words": WORDS}
     style = Markup(charts.palette()) + template_file("onefold.report", "page.css")  # noqa: S704  # our own file
     return templates, style, digest(style)
+
+
+def _coded(words: str) -> Markup:
+    """Commands, which stand between backquotes, in the letters of a terminal."""
+    return Markup(re.sub("`(onefold [^`]+)`", r"<code>\1</code>", str(escape(words))))  # noqa: S704  # escaped before
 
 
 def environment(package: str) -> Environment:

@@ -37,8 +37,8 @@ _WORDS: Final = (
 )
 _NAMES: Final = re.compile(rf"pass\b|{_WORDS}", re.I)
 _LOGIN: Final = re.compile(r"(://[^/@:\s]{0,100}):\S{0,200}@")
-MS_MIN: Final = 10**11
-"""Smaller numbers are hardly milliseconds since 1970 (that was 1973): they are shown as they are."""
+MS_MIN, MS_MAX = 10**11, 10**13
+"""Other numbers are hardly milliseconds since 1970 (that would be 1973, or 2286): they are shown as they are."""
 _PAIR: Final = re.compile(rf"""((?:{_WORDS})[\w.-]{{0,40}}\s?=\s?)("[^"]*"|'[^']*'|[^\s&;,"']+)""", re.I)
 """As in the query of an address, and in what Kafka calls a JAAS configuration."""
 
@@ -89,12 +89,21 @@ def ranges(run: Mapping[str, Any], all_of_them: str = "") -> RenderableType:
     rows = table()
     for name in (*keys, "missing after", "up to"):
         rows.add_column(foreign(name), no_wrap=True)
+    timed = lower[0].endswith("timestamp") and upper[0].endswith("timestamp")
+    numbers = [row[name] for row in samples for name in (lower[0], upper[0])] if timed else []
+    is_time = timed and all(ms is None or (type(ms) is int and MS_MIN <= ms < MS_MAX) for ms in numbers)
+
+    def end(parts: list[Any]) -> str:
+        if is_time:
+            parts = [moment(parts[0]), *filter(None, parts[1:])]  # a sequence of 0 says no more than the time does
+        return "|".join(map(str, parts))
+
     for row in samples:
         ends = [row[name] for name in lower]
         if len(upper) < len(lower) and isinstance(ends[0], int):  # a sequence of a counter that restarts, and its time
             ends = [f"{ends[1]} at {moment(ends[0]) if ends[0] >= MS_MIN else ends[0]}"]
-        after = "the beginning" if ends[0] is None else "|".join(map(str, ends))
-        upto = "|".join(str(row[name]) for name in upper)
+        after = "the beginning" if ends[0] is None else end(ends)
+        upto = end([row[name] for name in upper])
         rows.add_row(*(foreign(row[key]) for key in keys), foreign(after), foreign(upto))
     more = run["missing_ranges"] - len(samples)
     notes = [f"and {more:,} more{all_of_them}"] if more > 0 else []
@@ -107,15 +116,16 @@ def findings(run: Mapping[str, Any]) -> list[str]:
     """What is not as it should be, one line each; nothing if nothing was found."""
     tally = Tally.from_dict(run["tally"])
     files, missing = run.get("manifest", {}), run.get("missing_messages")  # runs of earlier versions kept none
-    counts: Iterable[tuple[int, str]] = (
-        (tally.count(Verdict.REPEAT), "repeated messages"),
-        (tally.count(Verdict.UNSURE), "messages that cannot be known"),
-        (tally.count(Verdict.REJECT), "rejected rows"),
-        (run["missing_ranges"], f"missing ranges of {missing:,} messages" if missing else "missing ranges"),
-        (len(files.get("set_aside", ())), "files that cannot be read"),
-        (len(files.get("changed", ())), "files that changed while they were judged"),
+    lost = f" of {many(missing, 'message')}" if missing else ""
+    counts: Iterable[tuple[int, str, str]] = (
+        (tally.count(Verdict.REPEAT), "repeated message", ""),
+        (tally.count(Verdict.UNSURE), "message", " that cannot be known"),
+        (tally.count(Verdict.REJECT), "rejected row", ""),
+        (run["missing_ranges"], "missing range", lost),
+        (len(files.get("set_aside", ())), "file", " that cannot be read"),
+        (len(files.get("changed", ())), "file", " that changed during the run"),
     )
-    return [f"{count:,} {what}" for count, what in counts if count]
+    return [f"{many(count, what)}{more}" for count, what, more in counts if count]
 
 
 def cannot_tell(run: Mapping[str, Any], *, toml: bool = False) -> list[Text]:

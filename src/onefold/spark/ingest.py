@@ -8,7 +8,8 @@ Nothing is inferred that could change a message:
     columns             are collected over all files: one that only some have is null elsewhere; CSV files are read by
                         their own header lines; Parquet and ORC files that disagree on a type are refused by name
     JSON lines          are judged one by one. A line that is not exactly one JSON object with distinct keys is odd: it
-                        is kept whole in ``_corrupt_record`` and rejected as `malformed`; those around it are untouched
+                        is kept whole in ``_corrupt_record`` and rejected as `malformed`; those around it are untouched.
+                        Where no line is odd, there is no such column
     files               that cannot be read, empty ones included, are named (`files`)
 
 Spark's JSON parser is lenient: of two objects on a line it takes the first, of a duplicate key the last, it spreads a
@@ -544,7 +545,9 @@ class Reading:
         if outcome.odd or any(len(spellings) > 1 for spellings in table.keys.values()):
             return self._line_by_line()
         schema = T.StructType([T.StructField(name, kind) for name, kind in table.types.items()])
-        return SourcePart("json", self._options, self._with_folders(schema, _text(CORRUPT)), only=self._some)
+        # A run that goes on has the column in every version: the next one may hold an odd line.
+        more = () if self.source.only is None else (_text(CORRUPT),)
+        return SourcePart("json", self._options, self._with_folders(schema, *more), only=self._some)
 
     def _refuse_odd_lines(self) -> None:
         """Before Spark 4 its functions cannot tell them, so Python looks; what its reader makes of one may be wrong."""

@@ -513,6 +513,7 @@ class Score:
 
     @property
     def perfect(self) -> bool:
+        """Nothing counted twice, lost, let in or invented, and every missing range was found."""
         wrong = self.counted_twice + self.lost + self.accepted + self.ranges_invented
         return wrong == 0 and self.ranges_found == self.ranges
 

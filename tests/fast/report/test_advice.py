@@ -130,7 +130,7 @@ def test_what_a_check_says_of_copies():
         console.print(part, soft_wrap=True)
     assert [line.rstrip() for line in console.file.getvalue().splitlines()] == [  # type: ignore[attr-defined]
         "30 copies of 20 ids",
-        "most copies: id a?[2J: 9; ...",
+        "most copies: id a?[2J: 9; ... (onefold run keeps all copies, in repeats/)",
         "first in file  again in file  copies",
         "1.json         2.json             30",
         "after its first  copies     share",
@@ -146,4 +146,6 @@ def test_what_a_check_says_of_copies():
     only = {**COPIES, "from": [{"first": "1.json", "copy": "1.json", "copies": 30}], "lags": {"why_not": "no time"}}
     words = [str(part) for part in advice.copies(only)]
     assert "all of them within file 1.json" in words
+    bare = {**COPIES, "conflicts": {"copies": 0, "columns": {}, "shown": []}}
+    assert str(list(advice.copies(bare))[-1]).startswith("whether their content differs: not compared; --payload")
     assert "how long after their firsts: no time" in words

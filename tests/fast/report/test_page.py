@@ -53,6 +53,34 @@ def test_the_sections_come_in_the_order_in_which_a_reader_asks():
     assert sections(page) == wanted
 
 
+def test_a_run_that_cannot_know_what_never_came_says_so_first_and_shows_no_zero_for_it():
+    document = documents.clean()
+    document["cannot_tell"] = [{"about": "lost", "what": "what was lost", "option": "engine", "value": "producers"}]
+    stand = stands(document)
+    assert (stand.level, stand.headline) == ("note", "Nothing counted twice")
+    assert stand.but == "What never came cannot be told by these columns."
+    page = RunReport(document).html()
+    assert "tile-missing" in RunReport(documents.clean()).html()
+    assert "tile-missing" not in page
+    assert ("Gap map", "What never came cannot be told by these columns.") in absent(page)
+
+
+def test_numbers_lead_to_what_shows_more_and_commands_stand_in_letters_of_a_terminal():
+    page = RunReport(documents.torn() | {"path": "a b"}).html()
+    for name, section in (("reject", "rejects"), ("missing ranges", "gaps"), ("repeat", "lags")):
+        assert f'<a href="#{section}">{name}</a>' in page
+    assert "<code>onefold explain &#39;a b&#39; CHAIN</code> shows every message of one." in page
+
+
+def test_of_a_row_that_could_not_be_read_only_its_text_is_shown():
+    document = documents.torn()
+    rows = [{"device": None, "n": None, "_corrupt_record": "{"}]
+    document["figures"]["rejects"] = [{"reason": "malformed", "count": 1, "rows": rows}]
+    page = RunReport(document).html()
+    assert '<th scope="col">_corrupt_record</th></tr>' in page
+    assert '<th scope="col">device</th>' not in page
+
+
 def test_a_section_without_figures_is_left_out_and_says_why():
     page = RunReport(documents.old()).html()
     assert sections(page) == ["by_reason", "work", "about", "absent"]

@@ -72,6 +72,6 @@ def test_books_that_do_not_balance_say_so_loudly():
 
 
 def test_findings_name_what_is_not_clean_and_nothing_else():
-    assert text.findings(RUN) == ["1 repeated messages", "1 rejected rows", "3 missing ranges"]
+    assert text.findings(RUN) == ["1 repeated message", "1 rejected row", "3 missing ranges"]
     clean = RUN | {"tally": Tally(4, {Answer(Verdict.FIRST, "in_order"): 4}).to_dict(), "missing_ranges": 0}
     assert text.findings(clean) == []
