@@ -93,7 +93,7 @@ def test_topics_of_kafka_stand_in_place_of_a_path_and_are_judged_in_the_order_of
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ('format = "kafka"', 'pipeline.toml: source: is "kafka": bootstrap_servers and topic are missing'),
+        ('format = "kafka"', 'pipeline.toml: source: format is "kafka", and bootstrap_servers and topic are missing'),
         ('topic = "x"', "pipeline.toml: source: bootstrap_servers and topic go together: one is missing"),
         (
             'path = "in"\nstart = "latest"',
