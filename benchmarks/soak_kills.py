@@ -10,6 +10,9 @@ random time from its first sign of life in the output; when enough have died, on
 the output exactly once with the right verdict, the books must balance, and no start may have said otherwise. Right is
 what a batch run says of chains; of ids (``--engine ids``), what `IdDetector` says of one row after the other: copies
 come within the window, and well beyond it, where they must be UNSURE.
+
+With ``--kafka`` the source is a topic of four partitions in librdkafka's mock cluster, which outlives the starts. Every
+offset of the broker must be in the output once, and every id must have one FIRST.
 """
 
 import argparse
@@ -21,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic, sleep
@@ -29,6 +32,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' broker
 
 WINDOW_H = 6
 SPECULATION = {
@@ -51,10 +56,13 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=40, help="a batch each; ten for a kill are enough")
     parser.add_argument("--engine", choices=("chains", "ids"), default="chains")
     parser.add_argument("--s3", action="store_true", help="everything in an object store")
+    parser.add_argument("--kafka", action="store_true", help="ids in a topic instead of files")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="onefold-kills-") as folder:
         rng = random.Random(options.seed)
-        if options.executors:
+        if options.kafka:
+            survive_kafka(Path(folder), options.kills, options.rows, options.files, rng)
+        elif options.executors:
             lose_executors(Path(folder), options.kills, options.rows, options.files, rng, options.engine)
         else:
             with store(Path(folder)) if options.s3 else nullcontext():
@@ -67,22 +75,76 @@ def survive(
     pipeline = prepare(folder, rows, files, engine)
     if is_stored:
         to_store(folder, pipeline)
+    kill_and_finish(pipeline, folder, kills, rng, signs, look=look if is_stored else None)
+    verify(folder, rows, engine)
+    print(f"{kills} kills, {rows:,} rows of {engine}: every row once, verdicts right, the books balance")
+
+
+def survive_kafka(folder: Path, kills: int, rows: int, batches: int, rng: random.Random) -> None:
+    from tests.lib.kafka_broker import PARTITIONS, KafkaBroker
+
+    broker, ids = KafkaBroker(), [f"{rng.getrandbits(64):016x}" for _ in range(rows * 4 // 5)]
+    ids += rng.choices(ids, k=rows - len(ids))  # copies, some near and some far
+    rng.shuffle(ids)
+    broker.send("events", ((n % PARTITIONS, id, json.dumps({"event_id": id, "n": n})) for n, id in enumerate(ids)))
+    pipeline = folder / "pipeline.toml"
+    pipeline.write_text(
+        f"""[source]
+format = "kafka"
+bootstrap_servers = "{broker.servers}"
+topic = "events"
+mode = "stream"
+max_offsets_per_trigger = {-(-rows // batches)}
+[source.value]
+schema = "event_id string, n long"
+[judge]
+engine = "ids"
+id = "event_id"
+[publish]
+path = "out"
+[spark]
+master = "local[2]"
+memory = "1g"
+buckets = 4
+"""
+    )
+    kill_and_finish(pipeline, folder, kills, rng, committed, 8.0)  # of a start that published something already
+    seen: Counter[tuple[int, int]] = Counter()
+    firsts: Counter[str] = Counter()
+    for file in sorted((folder / "out" / "batches").glob("*/*/*.parquet")):
+        if file.parts[-2] != "gaps":
+            names = ["kafka_partition", "kafka_offset", "event_id", "n", "verdict"]
+            for partition, offset, id, n, verdict in zip(
+                *(column.to_pylist() for column in pq.ParquetFile(file).read(names).columns), strict=True
+            ):
+                assert ids[n] == id, "a value of another message"
+                seen[partition, offset] += 1
+                firsts[id] += verdict == "FIRST"
+    offsets = {(n % PARTITIONS, n // PARTITIONS) for n in range(rows)}
+    assert seen == Counter(dict.fromkeys(offsets, 1)), "messages are missing or twice"
+    assert firsts == Counter(dict.fromkeys(ids, 1)), "an id has no first, or several"
+    assert books(folder).check().received == rows
+    print(f"{kills} kills, {rows:,} messages of Kafka: every message once, each of {len(firsts):,} ids has one FIRST")
+
+
+def kill_and_finish(
+    pipeline: Path, folder: Path, kills: int, rng: random.Random, begun: Callable[[Path], object], upto_s: float = 15.0,
+    look: Callable[[Path], None] | None = None,
+) -> None:  # fmt: skip
     moments: list[float] = []
     while len(moments) < kills:
-        code, moment = start(pipeline, folder, rng.uniform(0.0, 15.0))
+        code, moment = start(pipeline, folder, rng.uniform(0.0, upto_s), begun)
         if code == 0:
             raise SystemExit(f"the stream was done after {len(moments)} kills: give it more files")
         moments.append(moment)
-        if is_stored:
+        if look is not None:
             look(folder)
         print(f"kill {len(moments)} after {moment:.1f} s, {committed(folder)} batches committed", flush=True)
-    code, _ = start(pipeline, folder, None)
+    code, _ = start(pipeline, folder, None, begun)
     if code != 0:
-        raise SystemExit(f"the last start ended with {code}")
-    if is_stored:
+        raise SystemExit(f"the last start ended with {code}: {(folder / 'log').read_text()[-500:]}")
+    if look is not None:
         look(folder)
-    verify(folder, rows, engine)
-    print(f"{len(moments)} kills, {rows:,} rows of {engine}: every row once, verdicts right, the books balance")
 
 
 @contextmanager
@@ -204,16 +266,18 @@ def write_events(folder: Path, rows: int, files: int) -> None:
         pq.write_table(pa.table({name: list(column) for name, column in columns.items()}), folder / f"{at:05}.parquet")
 
 
-def start(pipeline: Path, folder: Path, after_s: float | None) -> tuple[int | None, float]:
-    """Run the pipeline; kill it so long after it first changed the output, unless it is None."""
+def start(
+    pipeline: Path, folder: Path, after_s: float | None, begun: Callable[[Path], object]
+) -> tuple[int | None, float]:
+    """Run the pipeline; kill it so long after it has ``begun``, unless it is None."""
     command = [str(Path(sys.executable).parent / "onefold"), "run", str(pipeline)]
-    before = signs(folder)
+    before = begun(folder)
     with (folder / "log").open("ab") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     began = monotonic()
     if after_s is None:
         return process.wait(600), monotonic() - began
-    while signs(folder) == before and process.poll() is None and monotonic() - began < START_S_MAX:
+    while begun(folder) == before and process.poll() is None and monotonic() - began < START_S_MAX:
         sleep(0.05)
     try:
         return process.wait(after_s), monotonic() - began
@@ -243,8 +307,6 @@ def committed(folder: Path) -> int:
 
 
 def verify(folder: Path, rows: int, engine: str) -> None:
-    from onefold.tally import Tally
-
     names = ("firsts", "repeats", "unsure", "rejects")
     files = [file for name in names for file in sorted((folder / "out" / "batches").glob(f"*/{name}/*.parquet"))]
     seen: Counter[tuple[Any, ...]] = Counter()
@@ -255,11 +317,18 @@ def verify(folder: Path, rows: int, engine: str) -> None:
     assert seen == Counter(right), "rows or their verdicts differ"
     counts = Counter(verdict for _, verdict in right)
     print(", ".join(f"{count:,} {verdict}" for verdict, count in sorted(counts.items())))
+    tally = books(folder)
+    assert tally.check().received == rows, tally
+
+
+def books(folder: Path) -> Any:
+    from onefold.tally import Tally
+
     tally = Tally()
     for file in sorted((folder / "out" / "batches").glob("*/tally.json")):
         document = json.loads(file.read_text())
         tally = tally + Tally.from_dict({key: value for key, value in document.items() if key != "batch"})
-    assert tally.check().received == rows, tally
+    return tally
 
 
 def verdicts_of_chains(folder: Path) -> list[tuple[Any, ...]]:

@@ -213,10 +213,10 @@ class Source(Table):
             data = {"format": "kafka", **data}
         if servers is None and topics is None:
             if data.get("format") == "kafka" and "path" not in data:
-                raise PydanticCustomError("topic", 'is "kafka": bootstrap_servers and topic are missing')
+                raise PydanticCustomError("whole", 'format is "kafka", and bootstrap_servers and topic are missing')
             return data
         if servers is None or topics is None:
-            raise PydanticCustomError("topic", "bootstrap_servers and topic go together: one is missing")
+            raise PydanticCustomError("whole", "bootstrap_servers and topic go together: one is missing")
         names = [topics] if isinstance(topics, str) else topics
         if (
             not isinstance(servers, str)
@@ -239,7 +239,7 @@ class Source(Table):
         if not isinstance(data, dict) or table in (None, "none"):
             return data
         if (data.get("path", table), data.get("format", "table")) != (table, "table"):
-            raise PydanticCustomError("table", "is given in place of path and format: leave those out")
+            raise PydanticCustomError("whole", "table is given in place of path and format: leave those out")
         return {**data, "path": table, "format": "table"}
 
 
@@ -568,6 +568,8 @@ def _problem(detail: ErrorDetails, path: Path, origins: Mapping[tuple[str, ...],
     if detail["type"] == "missing":
         return f"{name}: is missing"
     if detail["type"] != "extra_forbidden":
+        if detail["type"] == "whole":  # of a table, which may hold a password
+            return f"{name}: {detail['msg']}"
         theirs = detail["msg"].replace("Input should be ", "must be ").replace("'", '"')
         return f"{name}: is {_shown(detail['input'])}, {OUR_WORDS.get(detail['type'], theirs)}"
     # Of an unknown key or table: the nearest one, the same key elsewhere, or all there are.

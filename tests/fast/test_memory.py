@@ -151,7 +151,7 @@ def test_another_meaning_a_stranger_and_a_folder_that_the_driver_does_not_see_ar
     shutil.rmtree(memory.path)
     with pytest.raises(Misuse, match="does not see the memory that the driver sees"):
         memory.check_shared()
-    with pytest.raises(Misuse, match="no file system that pyarrow opens"):
+    with pytest.raises(Misuse, match="no file system of that scheme"):
         MemoryFolder.opened("gopher://x/y", MEANING)
     with pytest.raises(Misuse, match=r"it has no _onefold\.json"):
         MemoryFolder.anywhere(str(tmp_path))

@@ -73,6 +73,50 @@ def test_a_table_of_the_catalogue_stands_in_place_of_a_path():
     assert Settings.model_validate({"source": source.model_dump(), "publish": {"path": "out"}}).source == source
 
 
+def test_topics_of_kafka_stand_in_place_of_a_path_and_are_judged_in_the_order_of_their_offsets(pipeline, tmp_path):
+    text = (
+        '[source]\nformat = "kafka"\nbootstrap_servers = "a:9092,b:9092"\ntopic = ["x", "y"]\n[publish]\npath = "out"\n'
+    )
+    settings = pipeline(text + '[source.value]\nformat = "avro"\nschema_file = "x.avsc"\n[judge]\nengine = "ids"\n')
+    assert settings.source.path == "kafka://a:9092,b:9092/x,y"
+    assert settings.source.reader_options == {
+        "start": "earliest", "end": "latest", "value.format": "avro", "value.schema_file": str(tmp_path / "x.avsc"),
+    }  # fmt: skip
+    assert settings.judge.order == "kafka_offset"
+    assert Settings.model_validate(settings.model_dump(mode="json")) == settings
+    assert pipeline(text).judge.arrival == "kafka_timestamp"
+    assert pipeline(text + '[judge]\narrival = "arrival"\n').judge.arrival == "arrival"
+    url = PATHS.replace('"in"', '"kafka://a:9092/x"')
+    assert pipeline(url, ONEFOLD_SOURCE__VALUE='{ format = "text" }').source.value.format == "text"
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ('format = "kafka"', 'pipeline.toml: source: format is "kafka", and bootstrap_servers and topic are missing'),
+        ('topic = "x"', "pipeline.toml: source: bootstrap_servers and topic go together: one is missing"),
+        (
+            'path = "in"\nstart = "latest"',
+            'pipeline.toml: source.start: is "latest", which needs source.format = "kafka"',
+        ),
+        (
+            'path = "kafka://a/x"\nmax_offsets_per_trigger = 5',
+            'pipeline.toml: source.max_offsets_per_trigger: is 5, which needs source.mode = "stream"',
+        ),
+        (
+            'path = "kafka://a/x"\n[source.value]\nschem = "x"',
+            'pipeline.toml: source.value.schem: unknown key, did you mean "schema"?',
+        ),
+        (
+            'path = "kafka://a/x"\n[source.value]\nformat = "xml"',
+            'pipeline.toml: source.value.format: is "xml", must be "json", "avro", "text" or "bytes"',
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_topic_is_named(pipeline, text, line):
+    assert refusal(pipeline, f'[source]\n{text}\n[publish]\npath = "out"\n') == [line]
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

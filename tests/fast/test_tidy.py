@@ -81,8 +81,8 @@ ALONE = {
     "onefold.producers.state": "the state of the rules, which are long enough to read without it",
     "onefold.reconcile.nip77": "an adapter: negentropy as Nostr relays speak it",
     "onefold.spark.kafka": "an adapter: topics of Kafka, which few need",
-    "onefold.spark.kafka_source": "an adapter: what only Spark 4.2 and newer can load",
     "onefold.spark.object_stream": "an adapter: what only Spark 4.1 and newer can load",
+    "onefold.spark.kafka_source": "an adapter: what only Spark 4.0 and newer can load",
     "onefold.spark.log_source": "an adapter: what only Spark 4.1 and newer can load",
     "onefold.reconcile.sqlite": "an adapter: records in a SQLite file",
 }

@@ -12,7 +12,9 @@ PARTITIONS = 4
 
 class KafkaBroker:
     def __init__(self) -> None:
-        self._producer = Producer({"test.mock.num.brokers": 1, "log_level": 0, "linger.ms": 5})
+        self._producer = Producer(
+            {"test.mock.num.brokers": 1, "log_level": 0, "linger.ms": 5, "compression.type": "lz4"}
+        )
         brokers = self._producer.list_topics(timeout=60).brokers.values()
         self.servers = ",".join(f"{broker.host}:{broker.port}" for broker in brokers)
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 
 import pyarrow as pa
 import pyarrow.orc as orc
@@ -189,14 +190,23 @@ def test_a_file_that_cannot_be_read_ends_the_run_and_is_named(spark, tmp_path, b
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_cannot_be_read_can_be_set_aside_and_is_named(spark, tmp_path, bad):
-    format, name, _ = bad
+def bad_files(format):
+    """Name, content and trouble of all of a format, each by a name of its own."""
+    bad = enumerate(BAD_FILES.values())
+    return [(f"{n} {name}", data, why) for n, (kind, name, data, why) in bad if kind == format]
+
+
+@pytest.mark.parametrize("format", ["parquet", "jsonl", "csv"])
+def test_files_that_cannot_be_read_can_be_set_aside_and_are_named(spark, tmp_path, format):
+    put_good(tmp_path / "in", format)
+    bad = bad_files(format)
+    for name, data, _ in bad:
+        (tmp_path / "in" / name).write_bytes(data)
     rows, manifest = read(spark, tmp_path / "in", format=format, bad_files="set_aside")
     assert (len(rows), manifest.rows) == (2, 2)
-    (aside,) = manifest.to_dict()["set_aside"]
-    assert aside["path"].endswith(f"/in/{name}")
-    assert aside["size"] == (tmp_path / "in" / name).stat().st_size
-    assert aside["trouble"]
+    aside = {file["path"].rpartition("/")[2]: file for file in manifest.to_dict()["set_aside"]}
+    assert {name: file["size"] for name, file in aside.items()} == {name: len(data) for name, data, _ in bad}
+    assert all(re.search(why, aside[name]["trouble"]) for name, _, why in bad)
 
 
 def test_files_that_were_set_aside_are_a_line_of_the_books(spark, tmp_path):
@@ -291,7 +301,7 @@ def test_files_that_cannot_be_read_end_a_stream_by_name_at_every_start_until_the
     spark, tmp_path, format
 ):
     put_good(tmp_path / "in", format)
-    bad = [(f"{n} {name}", data, why) for n, (kind, name, data, why) in enumerate(BAD_FILES.values()) if kind == format]
+    bad = bad_files(format)
     for name, data, _ in bad:
         (tmp_path / "in" / name).write_bytes(data)
     troubles = "|".join(rf"{name}: .*{why}" for name, _, why in bad)

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from tests.lib.commands import here
 from tests.lib.documents import ROOT, blocks, snippet, walk
+from tests.lib.kafka_broker import KafkaBroker
 from tests.lib.producer_trials import Server
 
 RECIPES = sorted((ROOT / "docs" / "recipes").glob("*.md"))
@@ -55,6 +56,19 @@ def test_recipe_of_a_kafka_topic(spark, tmp_path):
     writer.trigger(availableNow=True).start(f"{tmp_path}/judged").awaitTermination()
     judged = spark.read.parquet(f"{tmp_path}/judged")
     assert reasons(judged, "offset") == [(0, "null_id"), (1, "new"), *300 * [(2, "new")], (3, "forgotten")]
+
+
+def test_the_pipeline_of_a_kafka_topic(spark, tmp_path):
+    broker = KafkaBroker()
+    values = [json.dumps({"event_id": f"e{n // 2}", "ts": "2026-03-01T08:00:00Z"}) for n in range(20)]
+    broker.send("events", [(0, None, value) for value in [*values, "no JSON"]])
+    command = recipe("kafka-topic", "sh").replace("localhost:9092", broker.servers).split()
+    assert "10 repeated messages" in here(*command[1:], cwd=tmp_path).stderr
+    (tmp_path / "pipeline.toml").write_text(recipe("kafka-topic", "toml").replace("localhost:9092", broker.servers))
+    done = here("run", "pipeline.toml", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    tally = json.loads(done.stdout.splitlines()[-1])["tally"]
+    assert [tally[verdict] for verdict in ("first", "repeat", "unsure", "reject")] == [10, 10, 0, 1]
 
 
 def test_recipe_of_webhooks(spark, tmp_path):

@@ -19,6 +19,7 @@ from onefold.spark.producers import ProducersEngine
 from onefold.spark.versions import NothingNew, VersionLog
 from onefold.testing.faults import Faults
 from onefold.testing.traffic import Traffic, make
+from tests.lib.examples import proof
 from tests.lib.going_on import answers, hours, same_as_one_run
 
 OPEN = ChainsEngine(floor="open", partitions=2)
@@ -85,12 +86,13 @@ def test_a_run_reads_only_the_files_that_came_since_and_says_so(job, parts):
     assert second.tally.received == second.manifest.rows
 
 
-def test_a_run_that_dies_at_any_step_is_done_again_with_the_same_files(job, spark):
-    parts = hours(make(Traffic(rows=1_200, chains=12, faults=Faults(losses=0.02))).messages, len(PHASES) + 2)
+@pytest.mark.parametrize("phases", [PHASES[::2], proof(PHASES)], ids=["some", "all"])
+def test_a_run_that_dies_at_any_step_is_done_again_with_the_same_files(job, phases):
+    parts = hours(make(Traffic(rows=1_200, chains=12, faults=Faults(losses=0.02))).messages, len(phases) + 2)
     job.add("h0", parts[0])
     job.run()
     job.add("h1", parts[1])
-    for number, phase in enumerate(PHASES, 1):
+    for number, phase in enumerate(phases, 1):
 
         def die(step, phase=phase):
             if step == phase:
@@ -101,9 +103,9 @@ def test_a_run_that_dies_at_any_step_is_done_again_with_the_same_files(job, spar
         job.add(f"h{number + 1}", parts[number + 1])  # which comes too late for what is done again
         again = job.run()
         assert (again.version, again.left, again.manifest.rows) == (number, 1, len(parts[number])), phase
-    assert job.run().version == len(PHASES) + 1
+    assert job.run().version == len(phases) + 1
     source = SourceSpec(path=str(job.source))
-    jobs.run(spark, source, OPEN, str(job.folder / "once"), say=lambda step: None)
+    jobs.run(job.spark, source, OPEN, str(job.folder / "once"), say=lambda step: None)
     assert job.answers() == answers([job.folder / "once"])
 
 

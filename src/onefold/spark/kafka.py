@@ -42,11 +42,13 @@ from pyspark.sql import types as T
 from onefold.errors import Misuse
 from onefold.spark.columns import CORRUPT, TEXT
 from onefold.spark.dialect import SPARK, arrow_schema, is_utf8
-from onefold.spark.files import Manifest, first_line
-from onefold.spark.session import require_libraries
+from onefold.spark.files import Manifest, Place, SourceFile, first_line
+from onefold.spark.session import has_executors, require_libraries
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
+
+    from onefold.spark.versions import FileKey
 
 KAFKA: Final = "kafka"
 """The format, and what Spark calls its own connector."""
@@ -114,11 +116,18 @@ class OffsetRange(NamedTuple):
         """As `OpenTopic.by_partition` names it."""
         return f"{self.topic}/{self.partition}"
 
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.partition}/{self.start}-{self.end}"
+
+    @classmethod
+    def named(cls, name: str) -> OffsetRange:
+        topic, partition, offsets = name.split("/")
+        start, _, end = offsets.partition("-")
+        return cls(topic, int(partition), int(start), int(end))
+
     def piece(self, start: int, end: int) -> OffsetRange:
         return self._replace(start=start, end=min(end, self.end))
-
-    def to_dict(self) -> dict[str, Any]:
-        return self._asdict()
 
 
 def offsets_json(offsets: Offsets) -> dict[str, dict[str, int]]:
@@ -218,9 +227,8 @@ class Cluster:
         """What went wrong, as librdkafka says it; that all brokers are down is what comes of it."""
         return next((line for line in reversed(self._troubles) if "brokers are down" not in line), otherwise)
 
-    @cached_property
     def partitions(self) -> list[tuple[str, int]]:
-        """Every partition of the topics; `Misuse` names a topic that is not there."""
+        """Every partition that the topics have by now; `Misuse` names a topic that is not there."""
         if self.assigned is not None:
             return [*self.assigned]
         every: list[tuple[str, int]] = []
@@ -245,8 +253,9 @@ class Cluster:
                 raise OSError(f"{self.shown}: no broker answers within {ANSWER_S:.0f} s")
             return (int(bounds[0]), int(bounds[1]))
 
+        every = self.partitions()
         with ThreadPoolExecutor(THREADS_MAX) as pool:
-            return dict(zip(self.partitions, pool.map(ask, self.partitions), strict=True))
+            return dict(zip(every, pool.map(ask, every), strict=True))
 
     def starts(self) -> Offsets:
         return self._settled("start", self.start, self.kept())
@@ -293,7 +302,7 @@ class Cluster:
             return {where: bounds[text == "latest"] for where, bounds in kept.items()}
         if text.lstrip().startswith("{"):
             named = _named_offsets(what, text)
-            for where in named.keys() ^ kept.keys():
+            for where in sorted(named.keys() ^ kept.keys()):
                 have = "is not there" if where in named else "is not named"
                 raise Misuse(
                     f"{self.shown}: {what}: partition {where[1]} of {where[0]} {have}: all must be", **{what: text}
@@ -419,7 +428,7 @@ class TopicManifest(Manifest):
         return {**Manifest.to_dict(self), "topic": self.topic, **offsets}
 
     def lines(self) -> bytes:
-        return "".join(json.dumps(part.to_dict()) + "\n" for part in self.ranges).encode()
+        return "".join(json.dumps(part._asdict()) + "\n" for part in self.ranges).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,6 +512,15 @@ class Topic:
         options = {name: value for name, value in self.connector_options().items() if not name.startswith("ending")}
         return {**options, **bound}
 
+    def ranges(self, spark: SparkSession, kind: str) -> list[OffsetRange]:
+        """What there is to read, settled now."""
+        if kind == OWN:
+            return Cluster.of(self.connector_options()).ranges()
+        # What Spark's connector takes for "latest" differs from pass to pass, and it alone may know how to log in.
+        messages = spark.read.format(kind).options(**self.connector_options()).load().groupBy("topic", "partition")
+        bounds = messages.agg(F.min("offset"), F.max("offset")).sort("topic", "partition").collect()
+        return [OffsetRange(name, number, low, high + 1) for name, number, low, high in bounds]
+
     def reader(self, spark: SparkSession) -> str:
         """The connector: Spark's own if it is there, else ours, made known to the session."""
         if self.connector != "onefold" and has_connector(spark):
@@ -511,13 +529,11 @@ class Topic:
             raise Misuse(f'connector is "spark", which this session does not have: --packages {package()}')
         if SPARK < (4, 0):
             raise Misuse(f"Kafka on Spark {pyspark.__version__} needs Spark's own connector: --packages {package()}")
-        try:
-            from onefold.spark.kafka_source import OnefoldKafka
-        except ImportError as error:
-            raise Misuse(
-                f"Kafka on Spark {pyspark.__version__} needs Spark's own connector: --packages {package()}"
-            ) from error
-        Cluster.of(self.connector_options()).partitions  # noqa: B018  # what is wrong is said before Spark wraps it
+        from onefold.spark.kafka_source import OnefoldKafka
+
+        Cluster.of(self.connector_options()).partitions()  # what is wrong is said before Spark wraps it
+        if has_executors(spark):
+            require_libraries(spark, ["confluent_kafka"])
         spark.dataSource.register(OnefoldKafka)
         return OWN
 
@@ -526,7 +542,7 @@ class Topic:
         connector may understand options that librdkafka does not.
         """
         if not any(name.lower().startswith("kafka.") for name in self.options) and find_spec("confluent_kafka"):
-            Cluster(self.servers, self.topics).partitions  # noqa: B018
+            Cluster(self.servers, self.topics).partitions()
 
     def table(self, messages: DataFrame, roles: Collection[str], *, stream: bool) -> DataFrame:
         """The messages with the columns of their values. ``roles``: the columns that name a message."""
@@ -567,7 +583,8 @@ class Topic:
         return rows.select(*own, *(name for name in rows.columns if name not in own))
 
     def _avro(self, messages: DataFrame) -> DataFrame:
-        require_libraries(messages.sparkSession, ["fastavro"])
+        if has_executors(messages.sparkSession):
+            require_libraries(messages.sparkSession, ["fastavro"])
         record = AvroRecord.of(self.schema or "")
         _refuse_taken(field.name for field in record.kind)
         own = [field for field in messages.schema if field.name != VALUE]
@@ -785,32 +802,65 @@ class OpenTopic:
         return {f"{topic}/{partition}": int(rows) for topic, partition, rows in counts}
 
 
-def open_table(spark: SparkSession, path: str, options: Mapping[str, str], roles: Collection[str]) -> OpenTopic:
-    """The messages that there are now, or that the settings name. ``roles``: the columns that name a message."""
+def open_table(
+    spark: SparkSession, path: str, options: Mapping[str, str], roles: Collection[str],
+    only: Iterable[str] | None = None,
+) -> OpenTopic:  # fmt: skip
+    """The messages that there are now, or that the settings name. ``roles``: the columns that name a message.
+    ``only``: these ranges, by the names that `listed` gives them.
+    """
     topic = Topic.of(path, options)
     kind = topic.reader(spark)
-    if kind == OWN:
-        ranges = Cluster.of(topic.connector_options()).ranges()
-    else:  # what the connector takes for "latest" differs from pass to pass
-        ends = spark.read.format(kind).options(**topic.connector_options()).load().groupBy("topic", "partition")
-        bounds = ends.agg(F.min("offset"), F.max("offset")).sort("topic", "partition").collect()
-        ranges = [OffsetRange(name, number, low, high + 1) for name, number, low, high in bounds]
+    ranges = topic.ranges(spark, kind) if only is None else [OffsetRange.named(each) for each in only]
+    cluster = Cluster.of(topic.connector_options(ranges)) if kind == OWN else None
+    if cluster is not None:
+        cluster.check(ranges)
     reader = spark.read.format(kind).options(**topic.connector_options(ranges))
     messages = reader.load() if any(part.offsets for part in ranges) else spark.createDataFrame([], MESSAGE)
-    manifest = TopicManifest(ranges=tuple(ranges), topic=topic.shown)
+    why_not = "" if cluster is not None else "Spark's own connector alone reads the topic"
+    manifest = TopicManifest(why_not=why_not, ranges=tuple(ranges), topic=topic.shown)
 
     def count(read: int) -> TopicManifest:
+        if cluster is None:
+            return manifest
         if read == sum(part.offsets for part in ranges):
             return replace(manifest, ranges=tuple(part._replace(rows=part.offsets) for part in ranges))
-        try:
-            return replace(manifest, ranges=Cluster.of(topic.connector_options(ranges)).counted(ranges))
-        except (Misuse, OSError) as error:
-            if kind == OWN:
-                raise
-            why = f"some offsets hold no message, and Spark's connector alone reads the topic here ({error})"
-            return replace(manifest, why_not=why)
+        return replace(manifest, ranges=cluster.counted(ranges))
 
     return OpenTopic(topic.table(messages, roles, stream=False), manifest, count)
+
+
+def listed(
+    spark: SparkSession, path: str, options: Mapping[str, str], before: Iterable[FileKey]
+) -> list[SourceFile]:  # fmt: skip
+    """The ranges that were read ``before``, and those that came since, as if each were a file."""
+    topic = Topic.of(path, options)
+    ranges = [OffsetRange.named(each.path) for each in before]
+    ends: Offsets = {}
+    for part in ranges:
+        where = part.topic, part.partition
+        ends[where] = max(part.end, ends.get(where, 0))
+    for part in topic.ranges(spark, topic.reader(spark)):
+        start = ends.get((part.topic, part.partition), part.start)
+        ranges += [part._replace(start=start)] if start < part.end else []
+    return [SourceFile(part.name, part.offsets, 0) for part in ranges]
+
+
+def offsets_read(manifest: bytes, spark: SparkSession, checkpoint: str) -> dict[str, str]:
+    """The options by which a run reads its messages again: by its ``manifest``, or those of its versions, one after the
+    other; of a stream by its checkpoint.
+    """
+    if manifest:
+        starts, ends = Offsets(), Offsets()
+        for line in map(json.loads, manifest.decode().splitlines()):
+            where = line["topic"], line["partition"]
+            starts[where], ends[where] = min(line["start"], starts.get(where, line["start"])), line["end"]
+        return {"start": json.dumps(offsets_json(starts)), "end": json.dumps(offsets_json(ends))}
+    offsets, commits = Place(spark, checkpoint) / "offsets", Place(spark, checkpoint) / "commits"
+    done = max((int(name) for name in commits.names() if name.isdecimal()), default=None)
+    if done is None:
+        raise Misuse(f"{checkpoint} has no batch: how far the stream has read is not known", path=checkpoint)
+    return {"end": (offsets / str(done)).read_bytes().decode().splitlines()[2]}
 
 
 def open_stream(spark: SparkSession, path: str, options: Mapping[str, str], roles: Collection[str]) -> DataFrame:

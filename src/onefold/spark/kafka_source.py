@@ -16,10 +16,16 @@ from typing import Final
 import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from onefold.errors import Misuse
 from onefold.spark.dialect import arrow_schema
-from onefold.spark.kafka import MESSAGE, OWN, Cluster, OffsetRange, Offsets, offsets_json
+from onefold.spark.kafka import MESSAGE, OWN, Cluster, OffsetRange, Offsets, offsets_json, package
+
+try:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError:  # an older Spark asks for all that is there, and "available" is one batch
+    ReadAllAvailable = ReadLimit = ReadMaxRows = None  # type: ignore[assignment,misc]
+    SupportsTriggerAvailableNow = object  # type: ignore[assignment,misc]
 
 TASKS: Final = 64
 """How many ranges a table is cut into, at most, unless ``minPartitions`` asks for more."""
@@ -79,6 +85,11 @@ class KafkaTableReader(_KafkaReader, DataSourceReader):
 class KafkaStreamReader(_KafkaReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     _until: Offsets | None = None
 
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        if ReadMaxRows is None and self._cluster.offsets_max is not None:
+            raise Misuse(f"max_offsets_per_trigger needs Spark 4.2 or Spark's own connector: --packages {package()}")
+
     def initialOffset(self) -> dict[str, dict[str, int]]:
         return offsets_json(self._cluster.starts())
 
@@ -89,10 +100,12 @@ class KafkaStreamReader(_KafkaReader, DataSourceStreamReader, SupportsTriggerAva
         most = self._cluster.offsets_max
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
-    def latestOffset(self, start: dict[str, dict[str, int]], limit: ReadLimit) -> dict[str, dict[str, int]]:
-        begin, until = _offsets(start), self._cluster.ends() if self._until is None else self._until
+    def latestOffset(
+        self, start: dict[str, dict[str, int]] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, dict[str, int]]:
+        begin, until = _offsets(start or {}), self._cluster.ends() if self._until is None else self._until
         ends = {**begin, **{where: max(end, begin.get(where, 0)) for where, end in until.items()}}
-        if isinstance(limit, ReadMaxRows):
+        if limit is not None and isinstance(limit, ReadMaxRows):
             ends = shared_out({where: (begin.get(where, 0), end) for where, end in ends.items()}, limit.max_rows)
         return offsets_json(ends)
 

@@ -249,7 +249,7 @@ def going_on(
         log = VersionLog(str(memory.path))
         opened = partial(open_sink, spark, path, format=format, strategy=strategy, options=options)
         last = opened().last(log.id or "")
-        version = log.next(last, listed(spark, source), memory.version)
+        version = log.next(last, listed(spark, source, partial(log.read, last)), memory.version)
         read = _read(spark, replace(source, only=version.files), engine)
         goes_on = replace(memory, version=version.number, now_ms=version.now_ms)
         meaning = read.engine.meaning(read.messages, goes_on)

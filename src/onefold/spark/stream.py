@@ -162,9 +162,7 @@ class Watcher(listener.StreamingQueryListener):
             return
         self._batches.discard(done.batchId)
         seconds = done.durationMs.get("triggerExecution", 0) / 1000
-        # How many offsets are left, of sources that count (Kafka's maxOffsetsBehindLatest and its like).
-        counts = [source.metrics.get("maxOffsetsBehindLatest") for source in done.sources if source.metrics]
-        behind = [int(count) for count in counts if count is not None]
+        behind = [count for source in done.sources if (count := _behind(source)) is not None]
         self.progress = Progress(
             batch=done.batchId,
             rows=done.numInputRows,
@@ -179,6 +177,16 @@ class Watcher(listener.StreamingQueryListener):
             tally=self._tally or Tally(),
         )
         self._tell(self.progress)
+
+
+def _behind(source: Any) -> int | None:
+    """How many offsets are left to read, of a source that counts them by topic and partition, as Kafka's do."""
+    try:
+        latest, end = json.loads(source.latestOffset), json.loads(source.endOffset)
+        left = [at - end.get(topic, {}).get(n, 0) for topic, parts in latest.items() for n, at in parts.items()]
+        return int(sum(left))
+    except (TypeError, ValueError, AttributeError):
+        return None
 
 
 SET_ASIDE: Final = "onefold_files.json"

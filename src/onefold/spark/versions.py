@@ -6,7 +6,8 @@ It is written before the version is judged, as Spark writes down a batch before 
 again with the same files, whatever came since: it judges the same rows, from the same memory, and publishes them as the
 same version. A version counts when it is published, and the place where it is published knows the last one. A file that
 a published version has read (the same path, size and time) is not read again. One that changed is: rows that were seen
-are repeats then. A source that is no files is read whole every time.
+are repeats then. Of a topic of Kafka, ranges of offsets are the files. Any other source that is no files is read whole
+every time.
 
 Every 64th version lists the files of all before it too, so that few of these documents are read at a start.
 """
@@ -97,6 +98,12 @@ class VersionLog:
         if number % WHOLE_EVERY == WHOLE_EVERY - 1:
             document["before"] = sorted((*file, version) for file, version in read.items())
         return Version(number, None if new is None else tuple(file.path for file in new), now_ms, document=document)
+
+    def read(self, last: int | None) -> set[FileKey]:
+        """The files of published versions, and of one that was begun."""
+        begun = self._document(0 if last is None else last + 1)
+        files = {FileKey(*file) for file in (begun or {}).get("files") or ()}
+        return files if last is None else files | self._read(last).keys()
 
     def begin(self, version: Version) -> None:
         """Write down what it reads, before it does."""

@@ -171,6 +171,7 @@ def test_old_tombstones_go(shop):
 
 def test_the_pump_of_a_consumer_recovers_and_does_the_chores(shop):
     strand(shop, 1, to="orders")
+    shop.clock.now_ms += 3_600_000  # so that the pump leaves alone what the consumer is at
     stop, runs = threading.Event(), []
 
     def chore() -> None:
@@ -179,7 +180,7 @@ def test_the_pump_of_a_consumer_recovers_and_does_the_chores(shop):
             stop.set()
 
     shop.app.chores.append(chore)
-    tally = shop.app.consume(stop=stop, stranded_s=0, recover_s=0.01)
+    tally = shop.app.consume(stop=stop, stranded_s=60, recover_s=0.01)
     assert str(tally) == "1 in = 1 first + 0 repeat + 0 unsure + 0 reject"
     assert runs[-1] == {"n": 1}
 
