@@ -48,7 +48,7 @@ from operator import add
 from queue import Empty, SimpleQueue
 from random import choice, sample, uniform
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from onefold.errors import BadInput, Damaged, Misuse, OnefoldError, StoreFailed
 from onefold.outbox.plans import (
@@ -66,7 +66,19 @@ from onefold.outbox.plans import (
     unpack_message,
 )
 from onefold.outbox.ports import FOREVER_MS, REASON_MAX, STEP_MS, Delivery, Stranded
-from onefold.outbox.runner import Batch, Job, Work, World, describe, ends, in_transaction, job_of, raised, run
+from onefold.outbox.runner import (
+    Batch,
+    HandlerCalls,
+    Job,
+    Work,
+    World,
+    describe,
+    ends,
+    in_transaction,
+    job_of,
+    raised,
+    run,
+)
 from onefold.tally import Tally
 from onefold.verdict import Answer
 
@@ -194,23 +206,10 @@ class ConsumerBooks:
             return Tally(self._received, self._counts)
 
 
-class InHand(NamedTuple):
-    delivery: Delivery
-    work: Work
-    plan: str
-    tries: int = 1
-    """This one included, since it was leased."""
-
-    @property
-    def turn(self) -> Key | str:
-        """Its entity, where one is at a time; a message without one waits for nobody."""
-        return self.work.key or self.delivery.receipt
-
-
 class Lot:
     """What one thread has in hand: messages whose turn has not come, and the batch of those whose has."""
 
-    def __init__(self, messages: Sequence[InHand] = (), batch: Batch | None = None) -> None:
+    def __init__(self, messages: Sequence[Work] = (), batch: Batch | None = None) -> None:
         self.messages = list(messages)
         self.batch = batch or Batch()
         self.error: Exception | None = None
@@ -252,8 +251,6 @@ class Consumer:
         self._freed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._lots: set[Lot] = set()
-        self._of: dict[Job, list[InHand]] = {}
-        """The messages of each job under way."""
         self._late: set[Job] = set()
         """Their coroutines are still at work."""
         self._ready: SimpleQueue[Job] = SimpleQueue()
@@ -404,7 +401,7 @@ class Consumer:
                 return error
             handlers = self.app.handlers
             read = [self._read(each, handlers, place) for each in deliveries]
-            lot.messages += [message for message in read if message is not None]
+            lot.messages += [work for work in read if work is not None]
         with self._lock:
             self._lots.add(lot)
         try:
@@ -414,18 +411,19 @@ class Consumer:
                 run(self.app.world, lot.batch, HOLD_S)
                 jobs, lot.batch.jobs = lot.batch.jobs, []
                 conflicts = len(lot.messages)
-                done: list[InHand] = []
+                done: list[Job] = []
                 for job in jobs:
                     ended = job.ended
                     if type(ended) is tuple and ended.count(Outcome.APPLIED) == len(ended):
-                        done += self._of.pop(job)
+                        done.append(job)
                     else:
                         self._end(job, lot)
                 if done:
-                    self.books.judged("applied", len(done))
-                    self._forget([message.delivery for message in done])
+                    applied = [work.delivery for job in done for work in job.works]
+                    self.books.judged("applied", len(applied))
+                    self._forget(applied)
                     with self._freed:
-                        self._busy.difference_update(message.turn for message in done)
+                        self._busy.difference_update([job.works[0].turn for job in done])
                         self._freed.notify_all()
                 if len(lot.messages) - conflicts >= len(jobs):  # nobody got through: not all at the same time again
                     sleep(uniform(0, 0.001 * 2 ** lot.messages[-1].tries))
@@ -436,7 +434,7 @@ class Consumer:
                 self._lots.discard(lot)
         if lot.messages:
             self.books.received(-len(lot.messages))
-            self._let_go([message.delivery for message in lot.messages])
+            self._let_go([work.delivery for work in lot.messages])
             lot.messages = []
         return lot.error
 
@@ -444,45 +442,44 @@ class Consumer:
         """Begin with the messages whose turn it is; False if there are none. What was given out before is alone."""
         if not lot.messages or lot.error is not None:
             return False
-        first, alone, behind = list[InHand](), list[InHand](), set[Key | str]()
-        for message in lot.messages:
-            if behind and message.turn in behind:
+        first, alone, behind = list[Work](), list[Work](), set[Key | str]()
+        for work in lot.messages:
+            if behind and work.turn in behind:
                 continue
-            if message.delivery.times == 1:
-                first.append(message)
+            if work.delivery.times == 1:
+                first.append(work)
                 continue
-            alone.append(message)
-            if message.work.handling.ordered:
-                behind.add(message.turn)
+            alone.append(work)
+            if work.handling.ordered:
+                behind.add(work.turn)
         candidates = first or [choice(alone)]
+        turns = [work.turn for work in candidates]
         with self._freed:
-            turns = {message.turn for message in candidates}
             self._freed.wait_for(lambda: not self._busy.issuperset(turns), TURN_S)
-            ours = turns - self._busy
+            ours = set(turns) - self._busy
             self._busy |= ours
-        together: dict[Key | str, list[InHand]] = {}
-        begun = set[str]()
-        for message in candidates:
-            turn = message.turn
+        together: dict[Key | str, list[Work]] = {}
+        for work, turn in zip(candidates, turns, strict=True):
             if turn not in ours:
                 continue
-            group = together.setdefault(turn, [])
-            folds = message.plan == "local" and message.tries <= FOLD_TRIES_MAX
-            if not group or (folds and (group[0].plan, group[0].tries) == ("local", message.tries)):
-                group.append(message)
-                begun.add(message.delivery.receipt)
-        later = [message for message in lot.messages if message.delivery.receipt not in begun]
-        jobs, now_ms, loop = dict[Job, list[InHand]](), self.app.clock_ms(), self.app.loop
+            if (group := together.get(turn)) is None:
+                together[turn] = [work]
+            elif work.plan == "local" == group[0].plan and work.tries == group[0].tries <= FOLD_TRIES_MAX:
+                group.append(work)
+        jobs, later = list[Job](), list[Work]()
+        call, within = HandlerCalls(self.app.loop, self.app.clock_ms()), list[Job]()
         for group in together.values():
-            jobs[job_of(group[0].plan, [message.work for message in group], loop, now_ms)] = group
-        with self._lock:
-            self._of |= jobs
-        if within := {job: group for job, group in jobs.items() if group[0].work.handling.takes_db}:
-            works = [[message.work for message in group] for group in within.values()]
-            found = in_transaction(self.app.world, works, loop, now_ms)
-            for within_job, end in zip(within, found, strict=True):
-                within_job.attempt.close()
-                within_job.ended = end
+            jobs.append(job := job_of(group, call))
+            if group[0].handling.takes_db:
+                within.append(job)
+        if within:
+            found = in_transaction(self.app.world, [job.works for job in within], call)
+            for job, end in zip(within, found, strict=True):
+                job.attempt.close()
+                job.ended = end
+        if sum(map(len, together.values())) < len(lot.messages):
+            begun = {work.delivery.receipt for group in together.values() for work in group}
+            later = [work for work in lot.messages if work.delivery.receipt not in begun]
         lot.messages, lot.batch = later, Batch(jobs)
         return True
 
@@ -493,18 +490,17 @@ class Consumer:
             assert job.future is not None, "only a coroutine is waited for"
             job.future.add_done_callback(lambda _: self._ready.put(job))
             return
-        with self._lock:
-            group = self._of.pop(job)
+        group = list(job.works)
         ends = job.ended if isinstance(job.ended, tuple) else [job.ended] * len(group)
-        again, failed, behind = list[InHand](), list[Delivery](), list[Delivery]()
-        for message, end in zip(group, ends, strict=True):
-            delivery, work, _, tries = message
+        again, failed, behind = list[Work](), list[Delivery](), list[Delivery]()
+        for work, end in zip(group, ends, strict=True):
+            delivery, tries = work.delivery, work.tries
             if end is None:
                 behind.append(delivery)
             elif end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
                 # Read anew: the handler may have changed the body that it was given.
-                fresh = work._replace(message=work.handling.typed(unpack_message(delivery.payload)))
-                again.append(message._replace(work=fresh, tries=tries + 1))
+                message = work.handling.typed(unpack_message(delivery.payload))
+                again.append(work._replace(message=message, tries=tries + 1))
             elif end is Outcome.CONFLICT:
                 self._let_go([delivery], round(uniform(0, CONFLICT_S) * 1000))
                 self.books.judged("conflict")
@@ -519,9 +515,9 @@ class Consumer:
         if failed:
             self._store_failed(failed)
         done = all(end in (Outcome.APPLIED, Outcome.DUPLICATE) for end in ends)
-        if group[0].work.handling.ordered and not done and len(again) < len(group):  # the rest has to wait for it
-            behind += [message.delivery for message in (*again, *lot.messages) if message.turn == group[0].turn]
-            lot.messages = [message for message in lot.messages if message.turn != group[0].turn]
+        if group[0].handling.ordered and not done and len(again) < len(group):  # the rest has to wait for it
+            behind += [work.delivery for work in (*again, *lot.messages) if work.turn == group[0].turn]
+            lot.messages = [work for work in lot.messages if work.turn != group[0].turn]
             again = []
         if behind:
             self.books.received(-len(behind))
@@ -543,7 +539,7 @@ class Consumer:
                 if (other := lot.cut()) is not None:
                     self._add_thread("consumer", partial(self._work, other))
 
-    def _read(self, delivery: Delivery, handlers: Mapping[str, Handling], place: str) -> InHand | None:
+    def _read(self, delivery: Delivery, handlers: Mapping[str, Handling], place: str) -> Work | None:
         """The message with its handler; None: it is set aside, or nobody can tell now where its token is."""
         reason = "malformed"
         try:
@@ -563,7 +559,7 @@ class Consumer:
                 self.books.received(-1)
                 self._let_go([delivery], wait_ms, anew=True)
                 return None
-            return InHand(delivery, self.app.work(message, delivery), plan)
+            return self.app.work(message, delivery, plan)
         except BaseException as error:  # a key function can raise anything
             self._bury(delivery, f"{reason}: {error if isinstance(error, OnefoldError) else describe(error)}")
             self.books.judged(reason)
