@@ -51,7 +51,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -667,11 +667,14 @@ Ends = tuple["Outcome | HandlerFailed | None", ...]
 """Of messages that were folded, in their order; None: one before it failed, and it waits for that one."""
 
 
-def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = False) -> Generator[Step, Any, Ends]:
+def folded(
+    key: Key | None, messages: tuple[Message, ...], leased: Sequence[str] | None = None, *, in_order: bool = False
+) -> Generator[Step, Any, Ends]:
     """For one database that has the queue, too: messages of one entity, the handler folded over its state, and all of
     it in one transaction. One that fails changes nothing, and the others are as if it had not been there; ``in_order``:
-    those behind it wait for it. ``key`` None: the handler keeps no state here."""
-    receipts: tuple[str | None, ...] = yield Lease(tuple([message.token for message in messages]))
+    those behind it wait for it. ``key`` None: the handler keeps no state here. ``leased``: receipts of their rows, if
+    that was done before."""
+    receipts: Sequence[str | None] = leased or (yield Lease(tuple([message.token for message in messages])))
     entity: Entity | None = None if key is None else (yield Peek(key))
     state = None if entity is None else entity.state
     ends: list[Outcome | HandlerFailed | None] = [Outcome.DUPLICATE] * len(messages)
@@ -702,7 +705,7 @@ def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = F
         ends[number] = Outcome.APPLIED
     if not ours:
         return tuple(ends)
-    _, *tokens = (yield Fresh(1 + len(outgoing))) if outgoing else ("",)
+    tokens: tuple[str, ...] = (yield Fresh(1 + len(outgoing)))[1:] if outgoing else ()
     sent = [
         Message(token, out.to, out.body, message.token, message.origin, "", *out[3:])
         for token, (message, out) in zip(tokens, outgoing, strict=True)

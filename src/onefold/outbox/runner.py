@@ -28,6 +28,7 @@ from onefold.errors import Misuse
 from onefold.outbox import plans
 from onefold.outbox.plans import PLANS, Attempt, Handler, HandlerFailed, Key, Message, Outcome
 from onefold.outbox.ports import (
+    Ahead,
     Delivery,
     EndedTransaction,
     EntityStore,
@@ -80,7 +81,7 @@ class World:
             raise Misuse("the plan 'local' needs entities and queue in one database: these are two")
         return cast(LocalStore, stores[0])
 
-    def perform(self, kind: type, steps: Sequence[Any]) -> Sequence[Any]:
+    def perform(self, kind: type, steps: Sequence[Any], ahead: Ahead | None = None) -> Sequence[Any]:
         if kind is plans.Load:
             return self.entities.load([step.key for step in steps])
         if kind is plans.Persist:
@@ -98,7 +99,7 @@ class World:
         if kind is plans.Keep:
             return self.local.keep(steps)
         if kind is plans.Commit:
-            return self.local.commit(steps)
+            return self.local.commit(steps, ahead)
         if kind is plans.Fresh:
             ids = iter(fresh_ids(sum(step.many for step in steps)))
             return [tuple(islice(ids, step.many)) for step in steps]
@@ -156,11 +157,6 @@ class Job:
     def deliveries(self) -> list[Delivery]:
         return [work.delivery for work in self.works if work.delivery is not UNLEASED]
 
-    def begin(self) -> None:
-        self.go_on(None)
-        if type(self.pending) is plans.Lease:  # it was, before the attempt began
-            self.go_on(tuple([delivery.receipt for delivery in self.deliveries]))
-
     def go_on(self, answer: Any, error: Exception | None = None) -> None:
         try:
             self.pending = self.attempt.send(answer) if error is None else self.attempt.throw(error)
@@ -177,8 +173,10 @@ class Job:
 class Batch:
     """Jobs that one thread leads in step. While it waits for a handler, another can take over all but that one."""
 
-    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+    def __init__(self, jobs: Iterable[Job] = (), ahead: Ahead | None = None) -> None:
         self.jobs: list[Job] = []
+        self.ahead = ahead
+        """What to lease with the commit that ends them all."""
         self.is_left = False
         """Another thread has taken over: who led it is late, and not needed any more when its last job is done."""
         self.lock = threading.Lock()
@@ -210,7 +208,7 @@ class Batch:
         if busy is None or self.is_left or monotonic() - self._since < hold_s:
             return None
         rest = Batch(job for job in self.jobs if job is not busy)
-        self.jobs, self.is_left = [busy], True
+        self.jobs, self.is_left, self.ahead = [busy], True, None
         return rest
 
 
@@ -219,7 +217,7 @@ def run(world: World | _Within, batch: Batch, late_s: float | None = None) -> No
     left as it is, and can be run on in another batch."""
     for job in batch.jobs:
         if job.pending is None and job.ended is None:
-            job.begin()
+            job.go_on(None)
     while True:
         by_kind: dict[type, list[Job]] = {}
         for job in batch.jobs:
@@ -237,7 +235,8 @@ def run(world: World | _Within, batch: Batch, late_s: float | None = None) -> No
                 if kind is plans.Acknowledge:
                     cast(World, world).queue.acknowledge([delivery for job in group for delivery in job.deliveries])
                 else:
-                    answers = world.perform(kind, [job.pending for job in group])
+                    is_last = len(by_kind) == 1 and not handling
+                    answers = world.perform(kind, [job.pending for job in group], batch.ahead if is_last else None)
             except Exception as error:
                 for job in group:
                     job.fail(error)
@@ -446,8 +445,8 @@ def job_of(works: Sequence[Work], call: HandlerCalls) -> Job:
     if first.plan == "local":
         if any(work.delivery is UNLEASED for work in works):
             raise Misuse("the plan 'local' needs the delivery of the message: its row is its token")
-        messages = tuple([work.message for work in works])
-        return Job(plans.folded(first.key, messages, in_order=first.handling.ordered), works, call)
+        messages, receipts = tuple([work.message for work in works]), [work.delivery.receipt for work in works]
+        return Job(plans.folded(first.key, messages, receipts, in_order=first.handling.ordered), works, call)
     assert first.key is not None, "only 'local' has handlers without state"
     return Job(PLANS[first.plan](first.key, first.message), works, call)
 
@@ -467,7 +466,7 @@ class _Within:
 
     transaction: LocalTransaction
 
-    def perform(self, kind: type, steps: Sequence[Any]) -> Sequence[Any]:
+    def perform(self, kind: type, steps: Sequence[Any], ahead: Ahead | None = None) -> Sequence[Any]:
         if kind is plans.Peek:
             return self.transaction.peek([step.key for step in steps])
         if kind is plans.Fresh:

@@ -65,7 +65,7 @@ from onefold.outbox.plans import (
     check_retry,
     unpack_message,
 )
-from onefold.outbox.ports import FOREVER_MS, REASON_MAX, STEP_MS, Delivery, Stranded
+from onefold.outbox.ports import FOREVER_MS, REASON_MAX, STEP_MS, Ahead, Delivery, Stranded
 from onefold.outbox.runner import (
     Batch,
     HandlerCalls,
@@ -93,8 +93,8 @@ FOLD_TRIES_MAX: Final = 3
 """Of these, messages of one entity are tried together; then each alone."""
 CONFLICT_S: Final = 0.1
 """So long, at most, it is released then."""
-FATAL_MIN: Final = 20
-"""But not before: each time half of the bystanders are processed first, and none shall go with the one that kills."""
+FATAL_MIN: Final = 50
+"""But not before: a bystander goes with the one that kills only if it is behind it each time, by the toss of a coin."""
 FATAL_TIMES: Final = 10
 """Times `attempts_max`: a message that was given out so often and never came to any end kills whoever takes it."""
 TURN_S: Final = 0.25
@@ -213,6 +213,8 @@ class Lot:
         self.messages = list(messages)
         self.batch = batch or Batch()
         self.error: Exception | None = None
+        self.ahead = Ahead((), 0, 0)
+        """What was leased with the last commit."""
 
     def cut(self) -> Lot | None:
         """All but the message whose handler takes long, for another thread; None if there is none such."""
@@ -242,6 +244,8 @@ class Consumer:
         self.ending = threading.Event()
         """Set when it ends: what is in hand is finished."""
         self._purge_at = 0.0
+        ordered = any(handling.ordered for handling in app.handlers.values())
+        self._leases_ahead = app.plan == "local" and not ordered
         self._stop = stop or threading.Event()
         self._errors: list[BaseException] = []
         self._epoch_ms = app.clock_ms() - round(1000 * monotonic())  # what the clock says when monotonic() is 0
@@ -321,12 +325,15 @@ class Consumer:
         queue, settings, queues = self.app.world.queue, self.settings, list(self.app.handlers)
         outages, due = 0, 0.0
         patience_ms = 0 if settings.until_empty else WAIT_MS
-        while lot is not None or self._late or not self.ending.is_set():
-            deliveries: list[Delivery] = []
+        ahead: Sequence[Delivery] = ()
+        while lot is not None or self._late or ahead or not self.ending.is_set():
+            deliveries: Sequence[Delivery] = ()
             try:
                 if lot is None:
                     lot = Lot(batch=Batch(self._ready_jobs()))
-                    if not self.ending.is_set() and len(self._late) < LATE_MAX:
+                    if ahead:
+                        deliveries = ahead
+                    elif not self.ending.is_set() and len(self._late) < LATE_MAX:
                         wait_ms = LATE_WAIT_MS if self._late else 0 if lot.batch.jobs else patience_ms
                         deliveries = self._lease(wait_ms)
                     elif not lot.batch.jobs:
@@ -341,7 +348,11 @@ class Consumer:
                     return
             except Exception as failed:
                 error = failed
+            ahead = () if lot is None else lot.ahead.deliveries
             lot = None
+            if ahead and (error is not None or self.ending.is_set()):
+                self._let_go(ahead)
+                ahead = ()
             if isinstance(error, Misuse | Damaged):  # to go on would not help
                 raise error
             if error is not None:
@@ -480,7 +491,10 @@ class Consumer:
         if sum(map(len, together.values())) < len(lot.messages):
             begun = {work.delivery.receipt for group in together.values() for work in group}
             later = [work for work in lot.messages if work.delivery.receipt not in begun]
-        lot.messages, lot.batch = later, Batch(jobs)
+        ahead = None
+        if self._leases_ahead and not later and not self.ending.is_set() and len(self._late) < LATE_MAX:
+            ahead = lot.ahead = Ahead(list(self.app.handlers), self.settings.batch, self.settings.lease_ms)
+        lot.messages, lot.batch = later, Batch(jobs, ahead)
         return True
 
     def _end(self, job: Job, lot: Lot) -> None:

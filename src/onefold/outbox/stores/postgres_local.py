@@ -312,7 +312,9 @@ class PostgresLocal(PostgresLedger):
 
         return self._connections.run(work) if steps else []
 
-    def commit(self, steps: Sequence[plans.Commit]) -> list[plans.Settled]:
+    def commit(self, steps: Sequence[plans.Commit], ahead: ports.Ahead | None = None) -> list[plans.Settled]:
+        """Nothing is leased ahead: a lease is not synced here."""
+
         def work(db: Connection) -> list[plans.Settled]:
             if self.committed(db, steps):
                 return [plans.Settled.DONE] * len(steps)
