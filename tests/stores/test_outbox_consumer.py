@@ -386,11 +386,11 @@ def test_a_message_that_kills_whoever_takes_it_is_set_aside_at_last(shop):
     shop.handler("orders", key="order")(count)
     orders(shop, 1)
     queue = shop.world.queue
-    for _ in range(50):  # processes that died with it
+    for _ in range(20):  # processes that died with it
         queue.release(queue.lease(["orders"], 1, 1_000))
     tally = shop.consume(until_empty=True, attempts_max=1)
     (letter,) = queue.buried()
-    assert "given out 51 times and came to no end" in letter.reason
+    assert "given out 21 times and came to no end" in letter.reason
     assert (tally.count(Verdict.UNSURE, "handler_failed"), shop.state("0"), shop.world.tokens.live().tokens) == (
         1,
         None,

@@ -24,7 +24,7 @@ from onefold import Endpoint, Out
 from onefold.errors import Misuse, StoreFailed
 from onefold.outbox import Entity, Key, Outcome, Settled
 from onefold.outbox.plans import Commit, Message, unpack_message
-from onefold.outbox.ports import LocalStore, Parcel, open_local
+from onefold.outbox.ports import Ahead, LocalStore, Parcel, open_local
 from onefold.outbox.stores.sqlite import MemoryLedger, MemoryLocal, MemoryQueue
 from tests.lib.ledgers import Clock
 
@@ -97,6 +97,19 @@ def test_what_is_committed_is_one_thing_row_state_and_messages(store):
     assert store.peek([ONE]) == [Entity(ONE, 1, 7)]
     [sent] = store.lease(["next"], 1, 60_000)
     assert unpack_message(sent.payload)._replace(realm="") == out
+
+
+def test_what_is_leased_ahead_is_leased_with_the_commit_or_not_at_all(tmp_path):
+    store = open_local(f"sqlite:///{tmp_path}/shop.db")
+    receipts = leased(store, 2)
+    store.send([Parcel("orders", b"next")] * 3)
+    stale, good = (Commit(Entity(ONE, version), (receipts[0],), ()) for version in (1, 0))
+    ahead = Ahead(["orders"], 2, 60_000)
+    assert (store.commit([stale], ahead), ahead.deliveries) == ([Settled.STALE], ())
+    assert store.commit([good], ahead) == [Settled.DONE]
+    assert [(each.payload, each.times) for each in ahead.deliveries] == [(b"next", 1)] * 2
+    assert len(store.lease(["orders"], 9, 60_000)) == 1
+    store.close()
 
 
 def test_who_finds_no_row_or_another_version_changes_nothing(store):
@@ -464,10 +477,25 @@ def test_a_message_that_kills_its_process_takes_no_other_with_it(place, app):
             break
         assert done.returncode == -9, done.stderr
         deaths += 1
-    assert deaths <= 20
+    assert deaths == 20, "each was its own"
     assert [n for n in range(20) if app.state(str(n)) is None] == [7]
     [letter] = app.world.queue.buried()
     assert (unpack_message(letter.payload)["n"], app.world.queue.waiting()) == (7, {})
+
+
+def test_what_came_back_is_counted_when_it_is_begun_and_not_with_those_beside_it(place, app):
+    seen: dict[int, list[int]] = {}
+
+    @app.handler("orders", key="n")
+    def handle(state, message):
+        seen[message["n"]] = [times for (times,) in rows(place, "select times from outbox_queue order by times")]
+        return 1, []
+
+    app.take("s", 1, [Out("orders", {"n": n}) for n in range(9)])
+    queue = app.world.queue
+    queue.release(queue.lease(["orders"], 9, 60_000))  # as if the process had died
+    assert app.consume(until_empty=True).received == 9
+    assert sorted(seen.values(), key=len) == [[1] * others + [2] for others in range(9)]
 
 
 def test_a_clock_that_was_a_month_ahead_makes_nobody_wait():

@@ -250,6 +250,9 @@ class Queue(Protocol):
         """Give them out again, after so long; these receipts are worth nothing any more. ``anew``: and count how often
         from one again."""
 
+    def count(self, deliveries: Sequence[Delivery], by: int) -> None:
+        """Count them as given out so many times more, or fewer; nothing where a queue cannot."""
+
     def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
         """Set them aside as dead letters, which nobody is given: one for all equal parcels of a queue. One that was
         given out again is left to its holder."""

@@ -3,7 +3,10 @@
 The messages of a leased batch go through their plans in step. Under the plan `local` those of one entity are folded
 over its state, in their order; under the others the second would find its entity changed, so it waits for the next
 round, inside the same lease. What was given out before and came back is processed alone, in any order: if it kills the
-process, it takes nobody with it, and the others are through after a few times.
+process, it takes nobody with it. It is counted when it is begun, not when it is leased: only what kills grows old. If
+a queue counts by itself (NATS), half of those beside it are through each time.
+
+The transaction that settles the last messages of a batch leases the next one, where the store can do that (SQLite).
 
 A handler that takes longer than `HOLD_S` keeps its thread, and nothing else: what is ready is settled and the rest of
 the batch processed by another thread, which goes on in its place. Coroutines that are not ready stay on their loop.
@@ -93,8 +96,9 @@ FOLD_TRIES_MAX: Final = 3
 """Of these, messages of one entity are tried together; then each alone."""
 CONFLICT_S: Final = 0.1
 """So long, at most, it is released then."""
-FATAL_MIN: Final = 50
-"""But not before: a bystander goes with the one that kills only if it is behind it each time, by the toss of a coin."""
+FATAL_MIN: Final = 20
+"""But not before: where the queue cannot count what is begun, each time half of the bystanders are processed first, and
+none shall go with the one that kills."""
 FATAL_TIMES: Final = 10
 """Times `attempts_max`: a message that was given out so often and never came to any end kills whoever takes it."""
 TURN_S: Final = 0.25
@@ -345,6 +349,8 @@ class Consumer:
                         patience_ms = WAIT_MS
                 error = self._process(deliveries, lot)
                 if lot.batch.is_left:
+                    if lot.ahead.deliveries:
+                        self._let_go(lot.ahead.deliveries)
                     return
             except Exception as failed:
                 error = failed
@@ -407,6 +413,8 @@ class Consumer:
             try:
                 world = self.app.world
                 place = world.local.place if self.app.plan == "local" else world.tokens.realm + "?"
+                if again := [delivery for delivery in deliveries if delivery.times > 1]:
+                    world.queue.count(again, -1)  # each when it is begun: none for the one that kills
             except Exception as error:
                 self._store_failed(deliveries)
                 return error
@@ -464,6 +472,12 @@ class Consumer:
             if work.handling.ordered:
                 behind.add(work.turn)
         candidates = first or [choice(alone)]
+        if not first:
+            try:
+                self.app.world.queue.count([candidates[0].delivery], 1)
+            except Exception as error:
+                lot.error = error
+                return False
         turns = [work.turn for work in candidates]
         with self._freed:
             self._freed.wait_for(lambda: not self._busy.issuperset(turns), TURN_S)
@@ -492,7 +506,8 @@ class Consumer:
             begun = {work.delivery.receipt for group in together.values() for work in group}
             later = [work for work in lot.messages if work.delivery.receipt not in begun]
         ahead = None
-        if self._leases_ahead and not later and not self.ending.is_set() and len(self._late) < LATE_MAX:
+        is_last = not later and not lot.ahead.deliveries and not self.ending.is_set() and len(self._late) < LATE_MAX
+        if self._leases_ahead and is_last:
             ahead = lot.ahead = Ahead(list(self.app.handlers), self.settings.batch, self.settings.lease_ms)
         lot.messages, lot.batch = later, Batch(jobs, ahead)
         return True

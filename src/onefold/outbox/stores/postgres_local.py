@@ -171,6 +171,10 @@ _COMMIT: Final = f"""
 _ANSWERS: Final = "select answers from outbox_queue where position = %s and loan = %s for update"
 _ANSWER: Final = "update outbox_queue set answers = %s where position = %s and loan = %s"
 _PEEK: Final = "select name, version, state from outbox_entities where endpoint = %b and name = any(%b::text[])"
+_COUNT: Final = f"""
+    update outbox_queue as q set times = times + %(by)b from {_LENT} as l
+    where q.position = l.position and q.loan = l.loan
+"""  # noqa: S608
 _THERE: Final = "select count(*) from outbox_queue where position = any(%b::bigint[])"
 _ACKNOWLEDGE: Final = (
     f"delete from outbox_queue as q using {_LENT} as l where q.position = l.position and q.loan = l.loan"  # noqa: S608
@@ -399,6 +403,9 @@ class PostgresLocal(PostgresLedger):
         ports.check_least("delay_ms", delay_ms, 0)
         self._change(_RELEASE, deliveries, span_ms=delay_ms, anew=anew)
         self._tell()
+
+    def count(self, deliveries: Sequence[ports.Delivery], by: int) -> None:
+        self._change(_COUNT, deliveries, by=by)
 
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
         arguments = {**self._lent(sorted({each.numbers for each in deliveries})), "reason": reason[: ports.REASON_MAX]}

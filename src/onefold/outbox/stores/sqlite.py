@@ -506,6 +506,7 @@ LOCAL_SCHEMA: Final = LEDGER_SCHEMA + QUEUE_SCHEMA
 _ANSWERS: Final = "select answers from outbox_queue where position = ? and loan = ?"
 _ANSWER: Final = "update outbox_queue set answers = ? where position = ? and loan = ?"
 _PEEK: Final = "select version, state from outbox_entities where endpoint = ? and name = ?"
+_COUNT: Final = "update outbox_queue set times = times + ? where position = ? and loan = ?"
 _THERE: Final = "select 1 from outbox_queue where position = ?"
 _SPEND: Final = "delete from outbox_queue where position = ?"
 
@@ -597,6 +598,10 @@ class SqliteQueue:
                 due_ms = self._clock_ms() + delay_ms if delay_ms else 0
                 db.executemany(_RELEASE, [(due_ms, delay_ms, not anew, *loan) for loan in lent])
                 self._tell()
+
+    def count(self, deliveries: Sequence[ports.Delivery], by: int) -> None:
+        with self._database.tidying() as db:
+            db.executemany(_COUNT, [(by, *delivery.numbers) for delivery in deliveries])
 
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
         lent = [delivery.numbers for delivery in deliveries]
