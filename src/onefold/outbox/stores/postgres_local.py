@@ -144,7 +144,8 @@ _IN_TURN: Final = f"""
 """  # noqa: S608
 _SENT: Final = """
     insert into outbox_queue (queue, priority, starts_ms, span_ms, payload)
-    select queue, priority, case when delay > 0 then (select now from clock) + delay end, delay, payload
+    select queue, coalesce(priority, 0), case when delay > 0 then (select now from clock) + delay end,
+        coalesce(delay, 0), payload
     from unnest(%(queues)b::text[], %(priorities)b::smallint[], %(delays)b::bigint[], %(payloads)b::bytea[])
         with ordinality as new (queue, priority, delay, payload, n)
     order by n
@@ -491,9 +492,11 @@ class _Transaction:
 
 
 def _parcel_arrays(parcels: Sequence[ports.Parcel]) -> dict[str, Any]:
+    """As `_SENT` takes them: what would be zeros alone is empty, for `unnest` makes nulls of what is not there."""
+    delays, priorities = [parcel.delay_ms for parcel in parcels], [parcel.priority for parcel in parcels]
     return {
         "queues": [parcel.queue for parcel in parcels],
         "payloads": [parcel.payload for parcel in parcels],
-        "delays": [parcel.delay_ms for parcel in parcels],
-        "priorities": [parcel.priority for parcel in parcels],
+        "delays": delays if any(delays) else [],
+        "priorities": priorities if any(priorities) else [],
     }
