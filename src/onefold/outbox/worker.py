@@ -472,12 +472,6 @@ class Consumer:
             if work.handling.ordered:
                 behind.add(work.turn)
         candidates = first or [choice(alone)]
-        if not first:
-            try:
-                self.app.world.queue.count([candidates[0].delivery], 1)
-            except Exception as error:
-                lot.error = error
-                return False
         turns = [work.turn for work in candidates]
         with self._freed:
             self._freed.wait_for(lambda: not self._busy.issuperset(turns), TURN_S)
@@ -491,6 +485,15 @@ class Consumer:
                 together[turn] = [work]
             elif work.plan == "local" == group[0].plan and work.tries == group[0].tries <= FOLD_TRIES_MAX:
                 group.append(work)
+        if together and not first and candidates[0].tries == 1:
+            try:
+                self.app.world.queue.count([candidates[0].delivery], 1)
+            except Exception as error:
+                lot.error = error
+                with self._freed:
+                    self._busy -= ours
+                    self._freed.notify_all()
+                return False
         jobs, later = list[Job](), list[Work]()
         call, within = HandlerCalls(self.app.loop, self.app.clock_ms()), list[Job]()
         for group in together.values():
