@@ -331,11 +331,16 @@ def _refuse_stores(words: Sequence[str]) -> None:
 
 def _corrected(error: BaseException, words: list[str]) -> str | None:
     """The command as it may have been meant."""
-    from onefold.cli.mistakes import corrected
+    from onefold.cli.mistakes import corrected, quoted
 
     values = error.values if isinstance(error, Misuse) else {}
-    if isinstance(error, typer.TyperException) and (near := getattr(error, "possibilities", None)):
-        values = {"wrong": getattr(error, "option_name", None), "right": near[0]}
+    if isinstance(error, typer.TyperException):
+        if near := getattr(error, "possibilities", None):
+            values = {"wrong": getattr(error, "option_name", None), "right": near[0]}
+        elif "unexpected extra argument" in error.format_message():
+            return quoted(words)
+        elif getattr(getattr(error, "param", None), "param_type_name", "") == "argument" and error.ctx is not None:
+            return f"onefold {EXAMPLES[error.ctx.command_path.removeprefix('onefold ')]}"
     return corrected(words, values)
 
 

@@ -1,0 +1,13 @@
+"""The notebook runs as it stands, and shows what is written down in it."""
+
+import nbformat
+
+from tests.lib.notebook import NOTEBOOK, executed
+
+
+def test_the_notebook_shows_what_is_written_down_in_it(tmp_path):
+    written = nbformat.read(NOTEBOOK, 4)
+    nbformat.validate(written)
+    shown = executed(tmp_path)
+    for cell, again in zip(written.cells, shown.cells, strict=True):
+        assert again == cell, "if that is meant: python -m tests.lib.notebook"
