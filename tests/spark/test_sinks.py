@@ -507,7 +507,7 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(spark, ben
     ("format", "path", "message"),
     [
         ("delta", "hdfs://127.0.0.1:1/out", "local paths only"),
-        ("nonsense", "somewhere", "must be parquet, delta or postgres"),
+        ("nonsense", "somewhere", "must be parquet, delta, iceberg or postgres"),
     ],
 )
 def test_a_place_that_cannot_keep_the_promise_is_refused(spark, format, path, message):
