@@ -337,10 +337,11 @@ def _corrected(error: BaseException, words: list[str]) -> str | None:
     if isinstance(error, typer.TyperException):
         if near := getattr(error, "possibilities", None):
             values = {"wrong": getattr(error, "option_name", None), "right": near[0]}
-        elif "unexpected extra argument" in error.format_message():
+        if "unexpected extra argument" in error.format_message():
             return quoted(words)
-        elif getattr(getattr(error, "param", None), "param_type_name", "") == "argument" and error.ctx is not None:
-            return f"onefold {EXAMPLES[error.ctx.command_path.removeprefix('onefold ')]}"
+        context = getattr(error, "ctx", None)
+        if context and getattr(getattr(error, "param", None), "param_type_name", "") == "argument":
+            return f"onefold {EXAMPLES[context.command_path.removeprefix('onefold ')]}"
     return corrected(words, values)
 
 
