@@ -359,7 +359,7 @@ def _command(path: str, engine: "Engine", changes: Mapping[str, str], reading: S
     for role, name in engine.columns.named:
         if not isinstance(name, Usual):
             chosen.setdefault(role, []).append(name)
-    named = {role: ",".join(names) for role, names in chosen.items()} | changes
+    named = {**{role: ",".join(names) for role, names in chosen.items()}, **changes}
     options = [(f"--{role.replace('_', '-')}", name) for role, name in named.items()]
     return shlex.join(
         [

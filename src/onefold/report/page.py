@@ -212,7 +212,7 @@ def lags(document: ReportPart, ledger: VerdictTable) -> Section:
     # What a memory of the last so many milliseconds would have caught, let through, and held.
     count, timeline = part["count"].count(), document["figures"]["timeline"]
     ms = timeline["to"].whole() - timeline["from"].whole() if timeline and timeline["time"].value is True else 0
-    windows = []
+    windows: list[dict[str, str]] = []
     for quantile, value in part["quantiles"].fields(20):
         try:
             caught = min(1.0, max(0.0, float(quantile)))
@@ -220,6 +220,8 @@ def lags(document: ReportPart, ledger: VerdictTable) -> Section:
             ReportPart(quantile, value.where).wrong("a share, such as 0.99")
         ids = "" if ms <= 0 else f"about {min(ledger['first'], round(ledger['first'] * value.real() / ms)):,}"
         leaks = f"{round(count * (1 - caught)):,}"
+        if windows and windows[-1]["window"] == span(value.real()):  # one window, of which the larger share is said
+            windows.pop()
         windows.append({"window": span(value.real()), "caught": f"{100 * caught:g} %", "leaks": leaks, "held": ids})
     values = {"charts": both(lambda w: charts.lags(part, w)), "windows": windows, "instead": instead}
     return Section("lags", title, "", lead, values)

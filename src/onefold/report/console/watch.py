@@ -268,11 +268,9 @@ class Folder:
         run = read_object(place / RUN, "tally", bytes_max=DOCUMENT_BYTES_MAX)
         tally = Tally.from_dict(run["tally"])
         knows_gaps = all(each["about"] != "lost" for each in run.get("cannot_tell") or ())
-        figures: tuple[tuple[str, str, Unit], ...] = (
-            *([("open gaps", "missing_ranges", "count")] if knows_gaps else []),
-            *([] if "version" in run else [(f"{key_word(ReportPart(run))}s", "keys", "count")]),
-            ("remembered", "state_entries", "count"), ("took", "seconds", "seconds"),
-        )  # fmt: skip
+        figures: list[tuple[str, str, Unit]] = [("open gaps", "missing_ranges", "count")] if knows_gaps else []
+        figures += [] if "version" in run else [(f"{key_word(ReportPart(run))}s", "keys", "count")]
+        figures += [("remembered", "state_entries", "count"), ("took", "seconds", "seconds")]
         samples = dict(reversed(self._rejected(place) if tally.count(Verdict.REJECT) else ()))
         rejects = tuple(
             Rejected(reason=shown(answer.reason), count=count, row=plain(samples.get(answer.reason, ""), 300))
