@@ -86,7 +86,8 @@ def survive(
     publish_as(pipeline, format)
     if is_stored:
         to_store(folder, pipeline)
-    kill_and_finish(pipeline, folder, kills, rng, signs, look=look if is_stored else None)
+    begun = committed if format in TABLES else signs
+    kill_and_finish(pipeline, folder, kills, rng, begun, look=look if is_stored else None)
     verify(folder, rows, engine)
     print(f"{kills} kills, {rows:,} rows of {engine}: every row once, verdicts right, the books balance")
 

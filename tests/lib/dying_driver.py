@@ -7,6 +7,7 @@ held rows are written, "never". The way "naive" has a sink that only appends; "d
 import os
 import signal
 import sys
+from typing import Any
 from unittest import mock
 
 from onefold.spark import sinks
@@ -58,15 +59,16 @@ def main(folder, way, moment, at):
             os.kill(os.getpid(), signal.SIGKILL)
         write_json(place, document)
 
-    for table in (delta._Table, iceberg._Table):
+    def uncommitted(table, stream, batch, *more):
+        if moment == "between" and batch == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        commit(table, stream, batch, *more)
 
-        def uncommitted(self, stream, batch, *more, commit=table.commit):
-            if moment == "between" and batch == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            commit(self, stream, batch, *more)
-
-        table.commit = uncommitted
-    with mock.patch.object(streams, "publish", deadly), mock.patch.object(Place, "write_json", unfinished):
+    table: Any = {"delta": delta._Table, "iceberg": iceberg._Table}.get(way, delta._Table)
+    commit, patched = table.commit, mock.patch.object
+    with patched(streams, "publish", deadly), patched(Place, "write_json", unfinished), patched(
+        table, "commit", uncommitted
+    ):  # fmt: skip
         stream(session("local[2]", memory="1g", config={"spark.sql.shuffle.partitions": "2"}), folder, way)
 
 

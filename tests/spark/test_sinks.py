@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, date, datetime
@@ -597,7 +598,8 @@ def test_delta_commits_again_after_another_writer_and_never_into_the_table_of_an
 ):  # fmt: skip
     place = bench("delta")
     place.publish(0, frame(0, 1))
-    table, others = type(place.open()._rows), []
+    table = type(place.open()._rows)
+    others: list[Callable[[DeltaTable], object]] = []
     opened = table._open
 
     def overtaken(self):  # by a DELETE, between the look and the commit
@@ -633,7 +635,7 @@ def test_iceberg_knows_its_last_batch_through_compaction_and_when_its_snapshots_
     file, _, name = place.path.partition("#")
     table = load_catalog(type="sql", uri=f"sqlite:///{file}").load_table(name)
     table.overwrite(table.scan().to_arrow())  # as a compaction rewrites all files
-    newest = table.current_snapshot().snapshot_id
+    newest = table.snapshots()[-1].snapshot_id
     ids = [each.snapshot_id for each in table.snapshots() if each.snapshot_id != newest]
     expiry = table.maintenance.expire_snapshots()
     expiry.by_ids(ids).commit()

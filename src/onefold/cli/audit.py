@@ -32,7 +32,7 @@ def audit(
     there is anything, 0 if all agrees. A repeat of which no first is known (`below_floor`, `behind_highest`) is a
     finding too: it counts nowhere.
     """
-    from onefold.cli.pipeline import opened, refuse_pipeline
+    from onefold.cli.pipeline import opened
     from onefold.cli.stream import checkpoint_of
     from onefold.spark.audits import audit_run, books, books_differ, keep_in, kinds_folder
     from onefold.spark.files import Manifest, Place, located
@@ -44,19 +44,8 @@ def audit(
     from onefold.spark.sinks import open_sink
     from onefold.spark.sinks.parquet import BATCHES
 
-    refuse_path(run)
-    settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
+    settings, path = _what(run, out)
     publish, is_table = settings.publish, settings.publish.format in PACKAGES
-    if publish.format == "postgres":
-        raise Misuse(f"{run}: published as postgres, only parquet, delta and iceberg can be audited", run=run)
-    if is_table and settings.source.format == KAFKA and settings.memory.path is not None:
-        raise Misuse(f"{run}: which offsets a run with [memory] read is kept beside parquet only", run=run)
-    path = publish.path if run.endswith(".toml") else run
-    if not is_table:
-        refuse_run(path)
-    refuse_pipeline(settings)
-    written = [] if out is None else [("--out", out)]
-    refuse_overlap([("the source", settings.source.path), *([("the run", path)] if publish.is_folder else [])], written)
     with progress(people) as say:
         say("starting Spark")
         spark, source, judging = opened(settings)
@@ -96,6 +85,27 @@ def audit(
     tell([*agreement.audited(document), *differences, *agreement.files_read(manifest)], document, json)
     if not audited.clean or differ or changed or now.manifest.aside:
         raise Exit(1)
+
+
+def _what(run: str, out: str | None) -> tuple[Settings, str]:
+    """What is to be audited, and where it was published; `Misuse` if that cannot be."""
+    from onefold.cli.pipeline import refuse_pipeline
+    from onefold.spark.signature import refuse_overlap
+
+    refuse_path(run)
+    settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
+    publish, source = settings.publish, settings.source
+    path = publish.path if run.endswith(".toml") else run
+    if publish.format == "postgres":
+        raise Misuse(f"{run}: published as postgres, only parquet, delta and iceberg can be audited", run=run)
+    if publish.format == "parquet":
+        refuse_run(path)
+    elif source.format == "kafka" and settings.memory.path is not None:
+        raise Misuse(f"{run}: which offsets a run with [memory] read is kept beside parquet only", run=run)
+    refuse_pipeline(settings)
+    folders = [("the source", source.path), *([("the run", path)] if publish.is_folder else [])]
+    refuse_overlap(folders, [] if out is None else [("--out", out)])
+    return settings, path
 
 
 def _settings(run: str) -> Settings:
