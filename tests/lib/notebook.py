@@ -18,7 +18,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples" / "duplicates.ipynb"
 def executed(folder: Path) -> Any:
     """The notebook with what its cells show when it runs in this folder, free of the folder's name."""
     notebook = nbformat.read(NOTEBOOK, 4)
-    ours = {name: text for name, text in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_"))}
+    ours = {name: text for name, text in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "COLUMNS"))}
     # Without frozen modules the kernel's debugger has nothing to warn of.
     with mock.patch.dict(os.environ, {**ours, "PYDEVD_DISABLE_FILE_VALIDATION": "1"}, clear=True):
         client = NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": folder}})

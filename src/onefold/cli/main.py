@@ -8,6 +8,7 @@ when it is called: ``onefold --help`` answers at once and without Spark. ``ONEFO
 from.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -207,8 +208,20 @@ SPARK_NOISE: Final = re.compile(
 """Around what happened: py4j's colon, the task that it happened to, the Java class, the state of the SQL standard."""
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Not a page of py4j about a call that Ctrl-C cut off, which it gives to the root of all loggers."""
+    return "py4j" not in record.pathname
+
+
 class Helped(TyperCommand):
-    """Its help has options in sections, and an example at the end."""
+    """Its help has options in sections, and an example at the end; Ctrl-C is one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        logging.getLogger().addFilter(_is_ours)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
 
     # Typer keeps the types of these arguments to itself.
     def format_options(self, ctx: Any, formatter: Any) -> None:

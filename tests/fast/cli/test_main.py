@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from onefold import __version__
 from onefold.cli.main import COMMANDS, GROUPS, describe
 from onefold.errors import BadInput, Misuse
 from onefold.tally import BooksDoNotBalance
+from tests.lib.commands import here
 
 
 def onefold(*words: str, **environ: str) -> subprocess.CompletedProcess:
@@ -179,3 +181,14 @@ def test_a_reader_who_goes_away_is_no_error():
     command = f"{sys.executable} -m onefold.cli.main doctor --json 2>/dev/null | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout in ("0\n", "1\n")
+
+
+def test_ctrl_c_is_one_line(monkeypatch, tmp_path):
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("onefold.cli.doctor.doctor", interrupted)
+    done = here("doctor", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (130, "onefold: interrupted\n")
+    page = logging.makeLogRecord({"pathname": "/x/py4j/java_gateway.py", "msg": "while sending command"})
+    assert not logging.getLogger().filter(page)

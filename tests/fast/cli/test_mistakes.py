@@ -21,6 +21,7 @@ def folder(tmp_path):
     (tmp_path / "semicolon.csv").write_text("event_id;ts\na;1\n")
     (tmp_path / "two words.csv").write_text("event_id,ts\na,1\n")
     (tmp_path / "notes.txt").write_text("a\n")
+    (tmp_path / "garbage.jsonl").write_bytes(bytes(range(256)))
     (tmp_path / "nothing").mkdir()
     (tmp_path / "days" / "day=1").mkdir(parents=True)
     pq.write_table(pa.table({"event_id": ["a"]}), tmp_path / "days" / "day=1" / "x.parquet")
@@ -93,6 +94,7 @@ MISTAKES = [
     ("diff nowhere.db#a.b events.csv", "nowhere.db#a.b: there is no catalogue at nowhere.db"),
     ("check", f"Missing argument 'path'. (see onefold check --help){TRY}check events.jsonl --id event_id"),
     ("check two words.csv --id event_id", f"{TRY}check 'two words.csv' --id event_id"),
+    ("check garbage.jsonl --id event_id", "no column 'event_id' (id): no row in it could be read"),
     ("check nothing --id event_id", "nothing is a folder without files"),
     ("diff a.parquet nothing --key id", "nothing is a folder without files"),
     ("check notes.txt --id event_id", "notes.txt is no Parquet file: name its format, --format csv, or format ="),
