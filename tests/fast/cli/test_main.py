@@ -8,10 +8,9 @@ import sys
 import pytest
 
 from onefold import __version__
-from onefold.cli.main import COMMANDS, GROUPS, describe
+from onefold.cli.main import COMMANDS, GROUPS, describe, main
 from onefold.errors import BadInput, Misuse
 from onefold.tally import BooksDoNotBalance
-from tests.lib.commands import here
 
 
 def onefold(*words: str, **environ: str) -> subprocess.CompletedProcess:
@@ -146,7 +145,7 @@ sys.exit(main(["demo"]))
     ("error", "code", "line"),
     [
         ("ValueError('five\\nsix')", 3, "onefold: ValueError: five (unexpected: ONEFOLD_DEBUG=1 shows where)\n"),
-        ("KeyboardInterrupt", 130, ""),
+        ("KeyboardInterrupt", 130, "onefold: interrupted\n"),
         ("SystemExit(1)", 1, ""),
     ],
 )
@@ -183,12 +182,7 @@ def test_a_reader_who_goes_away_is_no_error():
     assert done.stdout in ("0\n", "1\n")
 
 
-def test_ctrl_c_is_one_line(monkeypatch, tmp_path):
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("onefold.cli.doctor.doctor", interrupted)
-    done = here("doctor", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (130, "onefold: interrupted\n")
+def test_a_call_that_ctrl_c_cut_off_leaves_no_page_of_py4j():
+    main(["completion", "bash"])
     page = logging.makeLogRecord({"pathname": "/x/py4j/java_gateway.py", "msg": "while sending command"})
     assert not logging.getLogger().filter(page)
