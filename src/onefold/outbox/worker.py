@@ -279,8 +279,10 @@ class Consumer:
         try:
             if on_start is not None:
                 on_start()
-            while not (self._errors or self._stop.is_set()) and any(each.is_alive() for each in list(self._threads)):
-                sleep(POLL_S)  # not stop.wait: that has a lock now and then, for which a signal handler would wait
+            while not (self._errors or self._stop.is_set()):
+                if (alive := next((each for each in list(self._threads) if each.is_alive()), None)) is None:
+                    break
+                alive.join(POLL_S)  # not stop.wait: that has a lock now and then, for which a signal handler would wait
         finally:
             self.ending.set()
             while self._threads:  # one may add another meanwhile
