@@ -405,7 +405,7 @@ def test_a_lease_is_taken_over_from_the_dead_of_this_machine_and_not_from_the_li
         with pytest.raises(StaleWrite, match="somebody else took over"):
             lock.check()
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-        lock._file = root / LOCK
+        monkeypatch.setattr(lock, "_file", root / LOCK)
         with pytest.raises(OSError, match="Could not connect"):
             lock.check()
 
