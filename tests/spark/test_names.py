@@ -128,7 +128,7 @@ def test_columns_are_named_by_one_or_several_in_any_case_fields_and_expressions(
         assert difference.summary.only_a == 1
     assert audit(spelled, judged, named(given)).agrees
     assert audit(spelled, judged, columns=named(given)).agrees
-    assert advise_window(spelled, key=named(given), time="TS").to_dict()["copies"] == 1
+    assert advise_window(spelled, key=named(given), time="TS").copies == 1
     store = f"sqlite:///{tmp_path / 's.db'}"
     sent = send_batch(judged, store=store, transport=store, to="q", source="s", mark=1, body=named(given))
     assert sent == (2, 0, 0)
@@ -136,8 +136,8 @@ def test_columns_are_named_by_one_or_several_in_any_case_fields_and_expressions(
 
 def test_a_column_that_no_table_has_is_named_as_it_was_asked_for(spelled):
     for key in ("h.nothing", "nothing", ["id", "h.x.y"]):
-        with pytest.raises(Misuse, match="no column .* in the first table"):
+        with pytest.raises(Misuse, match=r"no column .* in the first table"):
             diff(spelled, spelled, key=key)
-    with pytest.raises(Misuse, match="column .Id. is only in the second table"):
+    with pytest.raises(Misuse, match=r"column .Id. is only in the second table"):
         diff(spelled.drop("id"), spelled, key="n")
     assert Naming(columns="id").columns == ("id",)  # type: ignore[arg-type]
