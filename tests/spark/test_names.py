@@ -123,9 +123,9 @@ def test_columns_are_named_by_one_or_several_in_any_case_fields_and_expressions(
     other = spelled.where("n = 2").withColumnsRenamed({"Id": "ID", "n": "N"})
     with diff(spelled, other, key=named(given)) as difference:
         found = difference.summary
-        assert (found.only_a, found.only_b, found.differing, found.doubled) == (1, 0, 0, 0)
+        assert (found.only_a, found.only_b, found.differing, found.doubled) == (2, 0, 0, 0)
     with diff(spelled, other, key="n", columns=named(given)) as difference:
-        assert difference.summary.only_a == 1
+        assert difference.summary.only_a == 2
     assert audit(spelled, judged, named(given)).agrees
     assert audit(spelled, judged, columns=named(given)).agrees
     assert advise_window(spelled, key=named(given), time="TS").copies == 1

@@ -468,3 +468,15 @@ def test_what_is_in_a_batch_is_put_into_the_checkpoint_once(s3, spark, tmp_path)
     with pytest.raises(StaleWrite, match="begun by another start"):
         starts[1].keep()
     assert (home / "offsets" / "7").read_bytes() == b"v1\na"
+
+
+def test_a_store_that_takes_calls_and_never_answers_is_an_error_soon(s3, monkeypatch):
+    monkeypatch.setattr(objects, "REQUEST_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it listens, and the system takes the call
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(OSError, match="cannot list s3://messages/in"):
+            files_below(f"s3://{BUCKET}/in")
+        with pytest.raises(OSError, match="Read timeout"):
+            objects.put_new(f"s3://{BUCKET}/lease", b"mine")
+    assert time.monotonic() - began < 60

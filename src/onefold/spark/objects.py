@@ -52,10 +52,10 @@ LOCK: Final = "_onefold.lock"
 LISTED: Final = "_files.json"
 """The files that a job wrote into a folder, and how many rows each has."""
 CONNECT_S: Final = 5
-REQUEST_S: Final = 30
-"""For a part of a file. Hadoop's connector waits 200 s; a store that is silent for longer than this is down."""
-ATTEMPTS_MAX: Final = 4
-"""As AWS's own tools try a request, and one more."""
+REQUEST_S: Final = 15
+"""Without a single byte; S3 sends some while it copies. Hadoop's connector waits 200 s, four times or more."""
+ATTEMPTS_MAX: Final = 3
+"""As AWS's own tools try a request: a store that is silent is an error within a minute."""
 SLICE_BYTES: Final = 64 << 20
 """What a task reads of a Parquet file: half of what Spark takes, because Arrow's columns are in Python's memory too."""
 OPEN_BYTES: Final = 4 << 20
@@ -123,8 +123,9 @@ def _store(url: str) -> tuple[Any, str]:
 @lru_cache(maxsize=64)
 def _other(scheme: str, root: str) -> tuple[Any, str]:
     url = f"{scheme}://{root}"
-    try:
-        files, top = fs.FileSystem.from_uri(url)
+    try:  # Google's library tries for a quarter of an hour
+        limit = f"?retry_limit_seconds={REQUEST_S * ATTEMPTS_MAX}" if scheme in ("gs", "gcs") else ""
+        files, top = fs.FileSystem.from_uri(url + limit)
     except (OSError, ValueError) as error:
         what = f"neither Spark nor pyarrow opens it: {plain_error(error)}"
         raise Misuse(f"{url}: no file system of that scheme: {what}", path=url) from error
