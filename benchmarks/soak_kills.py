@@ -13,6 +13,9 @@ come within the window, and well beyond it, where they must be UNSURE.
 
 With ``--kafka`` the source is a topic of four partitions in librdkafka's mock cluster, which outlives the starts. Every
 offset of the broker must be in the output once, and every id must have one FIRST.
+
+With ``--format delta`` or ``iceberg`` the output is a table. It is read three times: by deltalake or pyiceberg, by our
+own reader, and by Spark as the Parquet files that the newest metadata names.
 """
 
 import argparse
@@ -20,18 +23,21 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
+from itertools import chain
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests' broker
 
@@ -57,30 +63,36 @@ def main() -> None:
     parser.add_argument("--engine", choices=("chains", "ids"), default="chains")
     parser.add_argument("--s3", action="store_true", help="everything in an object store")
     parser.add_argument("--kafka", action="store_true", help="ids in a topic instead of files")
+    parser.add_argument("--format", choices=("parquet", *TABLES), default="parquet", help="of the output")
     options = parser.parse_args()
+    if options.format in TABLES and (options.executors or options.s3):
+        parser.error("--executors and --s3 are for Parquet")
     with tempfile.TemporaryDirectory(prefix="onefold-kills-") as folder:
         rng = random.Random(options.seed)
         if options.kafka:
-            survive_kafka(Path(folder), options.kills, options.rows, options.files, rng)
+            survive_kafka(Path(folder), options.kills, options.rows, options.files, rng, options.format)
         elif options.executors:
             lose_executors(Path(folder), options.kills, options.rows, options.files, rng, options.engine)
         else:
             with store(Path(folder)) if options.s3 else nullcontext():
-                survive(Path(folder), options.kills, options.rows, options.files, rng, options.engine, options.s3)
+                settings = (options.rows, options.files, rng, options.engine, options.s3, options.format)
+                survive(Path(folder), options.kills, *settings)
 
 
 def survive(
-    folder: Path, kills: int, rows: int, files: int, rng: random.Random, engine: str, is_stored: bool = False
+    folder: Path, kills: int, rows: int, files: int, rng: random.Random, engine: str, is_stored: bool, format: str
 ) -> None:
     pipeline = prepare(folder, rows, files, engine)
+    publish_as(pipeline, format)
     if is_stored:
         to_store(folder, pipeline)
-    kill_and_finish(pipeline, folder, kills, rng, signs, look=look if is_stored else None)
+    begun = committed if format in TABLES else signs
+    kill_and_finish(pipeline, folder, kills, rng, begun, look=look if is_stored else None)
     verify(folder, rows, engine)
     print(f"{kills} kills, {rows:,} rows of {engine}: every row once, verdicts right, the books balance")
 
 
-def survive_kafka(folder: Path, kills: int, rows: int, batches: int, rng: random.Random) -> None:
+def survive_kafka(folder: Path, kills: int, rows: int, batches: int, rng: random.Random, format: str) -> None:
     from tests.lib.kafka_broker import PARTITIONS, KafkaBroker
 
     broker, ids = KafkaBroker(), [f"{rng.getrandbits(64):016x}" for _ in range(rows * 4 // 5)]
@@ -108,23 +120,21 @@ memory = "1g"
 buckets = 4
 """
     )
+    publish_as(pipeline, format)
     kill_and_finish(pipeline, folder, kills, rng, committed, 8.0)  # of a start that published something already
-    seen: Counter[tuple[int, int]] = Counter()
-    firsts: Counter[str] = Counter()
-    for file in sorted((folder / "out" / "batches").glob("*/*/*.parquet")):
-        if file.parts[-2] != "gaps":
-            names = ["kafka_partition", "kafka_offset", "event_id", "n", "verdict"]
-            for partition, offset, id, n, verdict in zip(
-                *(column.to_pylist() for column in pq.ParquetFile(file).read(names).columns), strict=True
-            ):
-                assert ids[n] == id, "a value of another message"
-                seen[partition, offset] += 1
-                firsts[id] += verdict == "FIRST"
     offsets = {(n % PARTITIONS, n // PARTITIONS) for n in range(rows)}
-    assert seen == Counter(dict.fromkeys(offsets, 1)), "messages are missing or twice"
-    assert firsts == Counter(dict.fromkeys(ids, 1)), "an id has no first, or several"
+    for reader, lines in published(folder, ["kafka_partition", "kafka_offset", "event_id", "n", "verdict"]):
+        seen: Counter[tuple[int, int]] = Counter()
+        firsts: Counter[str] = Counter()
+        for partition, offset, id, n, verdict in lines:
+            assert ids[n] == id, "a value of another message"
+            seen[partition, offset] += 1
+            firsts[id] += verdict == "FIRST"
+        assert seen == Counter(dict.fromkeys(offsets, 1)), "messages are missing or twice"
+        assert firsts == Counter(dict.fromkeys(ids, 1)), "an id has no first, or several"
+        print(f"read by {reader}: every message once, each of {len(firsts):,} ids has one FIRST")
     assert books(folder).check().received == rows
-    print(f"{kills} kills, {rows:,} messages of Kafka: every message once, each of {len(firsts):,} ids has one FIRST")
+    print(f"{kills} kills, {rows:,} messages of Kafka: every message once, and the books balance")
 
 
 def kill_and_finish(
@@ -287,6 +297,17 @@ def start(
         return None, monotonic() - began
 
 
+TABLES = {"delta": "out", "iceberg": "lake/catalog.db#db.out"}
+"""Where a table is, by its format."""
+
+
+def publish_as(pipeline: Path, format: str) -> None:
+    """Let the pipeline publish to a table."""
+    if format in TABLES:
+        to = f'path = "{TABLES[format]}"\nformat = "{format}"\ncheckpoint = "out.checkpoint"'
+        pipeline.write_text(pipeline.read_text().replace('path = "out"', to))
+
+
 def signs(folder: Path) -> set[str]:
     if (folder / "s3").exists():
         from pyarrow import fs
@@ -297,24 +318,61 @@ def signs(folder: Path) -> set[str]:
         found = (file_system(url) for url in (*places, "s3://messages/out.checkpoint/offsets"))
         selectors = ((files, fs.FileSelector(path, recursive=True, allow_not_found=True)) for files, path in found)
         return {info.path for files, selector in selectors for info in files.get_file_info(selector)}
-    places = (folder / "out" / "_staging", folder / "out" / "batches", folder / "out.checkpoint" / "offsets")
-    return {f"{place.name}/{name}" for place in places if place.exists() for name in os.listdir(place)}
+    tables = ("out/data", "out/_onefold", "out/_delta_log", "lake/db/out/data", "lake/db/out/metadata")
+    places = (folder / name for name in ("out/_staging", "out/batches", "out.checkpoint/offsets", *tables))
+    return {f"{place}/{name}" for place in places if place.exists() for name in os.listdir(place)}
 
 
 def committed(folder: Path) -> int:
-    batches = folder / "out" / "batches"
-    return len(os.listdir(batches)) if batches.exists() else 0
+    if (catalog := folder / "lake" / "catalog.db").exists():
+        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(catalog)) as connection:
+            query = "select metadata_location from iceberg_tables where table_name = 'out'"
+            (location,) = connection.execute(query).fetchone() or ("00000",)
+            return int(Path(location).name[:5])  # the table without rows is 0
+        return 0
+    batches, log = folder / "out" / "batches", folder / "out" / "_delta_log"
+    return len(os.listdir(batches)) if batches.exists() else len([*log.glob("*.json")])
+
+
+def published(folder: Path, names: list[str]) -> Iterator[tuple[str, Iterator[tuple[Any, ...]]]]:
+    """All rows of the output, by each of its readers."""
+    if (folder / "out" / "batches").exists():
+        files = [each for each in (folder / "out" / "batches").glob("*/*/*.parquet") if each.parts[-2] != "gaps"]
+        yield "Arrow", chain.from_iterable(lines(pq.ParquetFile(file).read(names), names) for file in sorted(files))
+        return
+    from onefold.spark.lakes import open_snapshot
+    from onefold.spark.session import session
+
+    is_delta = (folder / "out" / "_delta_log").exists()
+    if is_delta:
+        yield "deltalake", lines(DeltaTable(folder / "out").to_pyarrow_table(columns=names), names)
+    else:
+        yield "pyiceberg", lines(iceberg(folder).scan(selected_fields=tuple(names)).to_arrow(), names)
+    format, spark = "delta" if is_delta else "iceberg", session("local[2]", memory="1g")
+    snapshot = open_snapshot(f"{folder}/{TABLES[format]}", format, {})
+    yield "our own reader", (tuple(row) for row in snapshot.read(spark).select(*names).toLocalIterator())
+    root = folder / "out" if is_delta else Path("/")
+    files = [str(root / file.path) for file in snapshot.files if file.rows]
+    base = {"basePath": str(folder / "out")} if is_delta else {}  # the verdict is the name of a folder
+    rows = spark.read.options(**base).parquet(*files).select(*names)
+    yield f"Spark's Parquet reader, of {len(files)} files", (tuple(row) for row in rows.toLocalIterator())
+
+
+def lines(table: pa.Table, names: list[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(table[name].to_pylist() for name in names), strict=True)
+
+
+def iceberg(folder: Path) -> Any:
+    from pyiceberg.catalog import load_catalog
+
+    return load_catalog("default", type="sql", uri=f"sqlite:///{folder}/lake/catalog.db").load_table("db.out")
 
 
 def verify(folder: Path, rows: int, engine: str) -> None:
-    names = ("firsts", "repeats", "unsure", "rejects")
-    files = [file for name in names for file in sorted((folder / "out" / "batches").glob(f"*/{name}/*.parquet"))]
-    seen: Counter[tuple[Any, ...]] = Counter()
-    for file in files:
-        table = pq.ParquetFile(file).read(["offset", "verdict"])
-        seen.update(zip(*(table[name].to_pylist() for name in ("offset", "verdict")), strict=True))
     right = verdicts_of_ids(folder) if engine == "ids" else verdicts_of_chains(folder)
-    assert seen == Counter(right), "rows or their verdicts differ"
+    for reader, every in published(folder, ["offset", "verdict"]):
+        assert Counter(every) == Counter(right), f"read by {reader}: rows or their verdicts differ"
+        print(f"read by {reader}: every row once, with its verdict")
     counts = Counter(verdict for _, verdict in right)
     print(", ".join(f"{count:,} {verdict}" for verdict, count in sorted(counts.items())))
     tally = books(folder)
@@ -324,6 +382,10 @@ def verify(folder: Path, rows: int, engine: str) -> None:
 def books(folder: Path) -> Any:
     from onefold.tally import Tally
 
+    if (folder / "lake").exists():
+        return Tally.from_dict(json.loads(iceberg(folder).properties["onefold.total"]))
+    if (folder / "out" / "_delta_log").exists():
+        return Tally.from_dict(DeltaTable(folder / "out").history(1)[0]["onefold"]["total"])
     tally = Tally()
     for file in sorted((folder / "out" / "batches").glob("*/tally.json")):
         document = json.loads(file.read_text())

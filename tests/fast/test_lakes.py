@@ -237,6 +237,17 @@ def test_rows_that_a_deletion_vector_of_delta_names_are_not_there(tmp_path):
     assert [row["id"] for row in rows(lakes.open_snapshot(str(folder), "delta", {}))] == [1, 2, 2, 3, 4, 4]
 
 
+def test_a_deletion_vector_is_of_one_file_whatever_others_are_called(tmp_path):
+    folder = tmp_path / "t x"
+    (folder / "p").mkdir(parents=True)
+    for file in (folder / "a.parquet", folder / "p" / "a.parquet"):
+        pq.write_table(pa.table({"id": [1, 2, 3, 4]}), file)
+    column = {"name": "id", "type": "long", "nullable": True, "metadata": {}}
+    deep = {**added(folder / "p" / "a.parquet", deletionVector=deletion_vector([0, 2])), "path": "p/a.parquet"}
+    delta(folder, [column], [added(folder / "a.parquet"), deep], features=["deletionVectors"])
+    assert [row["id"] for row in rows(lakes.open_snapshot(str(folder), "delta", {}))] == [1, 2, 2, 3, 4, 4]
+
+
 def test_what_nobody_here_understands_is_refused_in_one_line(tmp_path, lake):
     column = {"name": "id", "type": "long", "nullable": True, "metadata": {}}
     delta(tmp_path / "new", [column], [], features=["somethingNew"])

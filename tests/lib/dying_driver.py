@@ -1,12 +1,13 @@
 """``python -m tests.lib.dying_driver FOLDER WAY MOMENT BATCH``: a stream whose driver dies at this moment of a batch.
 
-Moments: "before" and "after" the sink's commit, "held" while held rows are written, "never". The way "naive" has a sink
-that only appends.
+Moments: "before" a batch is published, "between" its files and their commit (of a table), "after" that, "held" while
+held rows are written, "never". The way "naive" has a sink that only appends; "delta" and "iceberg" are tables.
 """
 
 import os
 import signal
 import sys
+from typing import Any
 from unittest import mock
 
 from onefold.spark import sinks
@@ -16,7 +17,9 @@ from onefold.spark.files import Place
 from onefold.spark.ids import IdColumns, IdsEngine
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.session import session
+from onefold.spark.sinks import delta, iceberg
 
+PLACES = {"delta": "out", "iceberg": "lake/catalog.db#db.out"}
 NUMBER = ("stream", "partition", "publisher", "chain", "timestamp", "sequence")
 
 
@@ -32,7 +35,8 @@ def stream(spark, folder, way):
         streams.Streaming(
             checkpoint=f"{folder}/{way}.checkpoint", buckets=2, ordered_wait_ms=3_600_000 if ordered else None
         ),
-        f"{folder}/out",
+        f"{folder}/{PLACES.get(way, 'out')}",
+        format=way if way in PLACES else "parquet",
     )
 
 
@@ -55,7 +59,16 @@ def main(folder, way, moment, at):
             os.kill(os.getpid(), signal.SIGKILL)
         write_json(place, document)
 
-    with mock.patch.object(streams, "publish", deadly), mock.patch.object(Place, "write_json", unfinished):
+    def uncommitted(table, stream, batch, *more):
+        if moment == "between" and batch == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        commit(table, stream, batch, *more)
+
+    table: Any = {"delta": delta._Table, "iceberg": iceberg._Table}.get(way, delta._Table)
+    commit, patched = table.commit, mock.patch.object
+    with patched(streams, "publish", deadly), patched(Place, "write_json", unfinished), patched(
+        table, "commit", uncommitted
+    ):  # fmt: skip
         stream(session("local[2]", memory="1g", config={"spark.sql.shuffle.partitions": "2"}), folder, way)
 
 

@@ -10,8 +10,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 
 from onefold.spark import judge_chains, judge_ids
+from onefold.spark.lakes import open_snapshot
 from onefold.testing.traffic import Traffic, make, write
 from tests.lib import dying_driver
 from tests.lib.examples import sample
@@ -58,6 +61,33 @@ def test_every_row_once_whenever_the_driver_dies(spark, tmp_path, start, way, de
     expected = Counter((row["offset"], row["verdict"]) for row in table.collect())
     assert {verdict for _, verdict in expected} == {"FIRST", "REPEAT"}
     assert counted(spark, *folders) == expected
+
+
+@pytest.mark.parametrize(
+    ("format", "deaths"),
+    [
+        sample("delta", [("between", 1)]),
+        sample("iceberg", [("after", 1)]),
+        ("delta", [("after", 0), ("between", 2), ("before", 3)]),
+        ("iceberg", [("between", 0), ("after", 2), ("before", 3)]),
+    ],
+)
+def test_a_table_of_a_lake_has_every_row_once_whenever_the_driver_dies(spark, tmp_path, start, format, deaths):
+    """As its own library reads it, and as ours does."""
+    assert [start(format, *death) for death in deaths] == [-signal.SIGKILL] * len(deaths)
+    dying_driver.stream(spark, str(tmp_path), format)
+    path = f"{tmp_path}/{dying_driver.PLACES[format]}"
+    if format == "delta":
+        rows = DeltaTable(path).to_pyarrow_table()
+    else:
+        catalog = load_catalog("default", type="sql", uri=f"sqlite:///{path.partition('#')[0]}")
+        rows = catalog.load_table("db.out").scan().to_arrow()
+    table = spark.read.parquet(f"{tmp_path}/in/messages").transform(JUDGES["careful"])
+    expected = Counter((row["offset"], row["verdict"]) for row in table.collect())
+    assert sum(expected.values()) == 2_000
+    assert Counter(zip(rows["offset"].to_pylist(), rows["verdict"].to_pylist(), strict=True)) == expected
+    own = open_snapshot(path, format, {}).read(spark)
+    assert Counter((row["offset"], row["verdict"]) for row in own.collect()) == expected
 
 
 def test_chains_come_out_in_order_each_row_once_whenever_the_driver_dies(spark, tmp_path, start):

@@ -6,9 +6,11 @@ import re
 from datetime import UTC, datetime
 from decimal import Decimal
 from io import BytesIO
+from types import SimpleNamespace
 
 import fastavro
 import pytest
+from confluent_kafka import KafkaError
 
 from onefold.spark import run as jobs
 from onefold.spark import stream as streams
@@ -17,9 +19,10 @@ from onefold.spark.engine import AnyShape
 from onefold.spark.files import Place
 from onefold.spark.host import MemoryOptions
 from onefold.spark.ids import IdColumns, IdsEngine
-from onefold.spark.ingest import SourceSpec, open_source
-from onefold.spark.kafka import Cluster, Topic
-from onefold.spark.versions import NothingNew
+from onefold.spark.ingest import SourceSpec, listed, open_source
+from onefold.spark.kafka import Cluster, Topic, ranges_read
+from onefold.spark.kafka_source import KafkaStreamReader
+from onefold.spark.versions import FileKey, NothingNew
 from tests.lib.commands import here
 from tests.lib.kafka_broker import KafkaBroker
 
@@ -60,7 +63,8 @@ def ids() -> IdsEngine:
 
 def test_a_topic_is_judged_with_all_its_messages_and_its_offsets_are_kept(spark, broker, tmp_path):
     """What does not fit is a row; a topic that grows meanwhile is no trouble: its offsets were settled."""
-    broker.send("orders", events(0, 1_000))
+    around = (f"\n {value}\r\n" if n % 2 else value for n, (_, _, value) in enumerate(events(0, 1_000)))  # is JSON, too
+    broker.send("orders", ((n % 4, f"k{n % 7}", value) for n, value in enumerate(around)))
     broker.send(
         "orders", [(0, None, b"\xff\xfe"), (1, "k", None), (2, "0x41", b"[1]"), (3, b"\xfe", '{"amount": "x"}')]
     )
@@ -105,6 +109,8 @@ def test_a_stream_reads_each_offset_once_bounded_per_batch_and_goes_on(spark, br
     assert batches == [(300, 100), (100, 0), (101, 0)]
     rows = published(spark, Place(spark, str(tmp_path / "out"))).select("kafka_partition", "kafka_offset")
     assert rows.distinct().count() == rows.count() == 501
+    read = ranges_read(b"", Place(spark, str(tmp_path / "checkpoint")))
+    assert sorted(read) == ["flow/0/0-126", *(f"flow/{n}/0-125" for n in (1, 2, 3))]
 
 
 def test_a_run_goes_on_at_the_offsets_where_the_last_one_ended(spark, broker, tmp_path):
@@ -193,6 +199,51 @@ def test_reading_begins_and_ends_where_it_is_told_to(broker, options, ranges):
     assert [(part.start, part.end) for part in cluster.ranges()] == ranges
 
 
+def test_what_is_latest_is_said_once_and_a_run_that_goes_on_reads_what_came_since(spark, broker, tmp_path, monkeypatch):
+    broker.send("late", events(0, 8))
+    spec = source(broker, "late", value__schema=EVENTS, start="latest")
+    memory = MemoryOptions(path=str(tmp_path / "memory"), buckets=2)
+
+    def go_on():
+        run = jobs.run(spark, spec, ids(), str(tmp_path / "out"), memory=memory, say=lambda step: None)
+        return run.tally.received, [part.name for part in run.manifest.parts]
+
+    assert go_on() == (0, [f"late/{n}/2-2" for n in range(4)])
+    broker.send("late", events(8, 3))
+    assert go_on() == (3, ["late/0/2-3", "late/1/2-3", "late/2/2-3"])
+    bounds = Cluster.kept
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "kept", lambda cluster: {**bounds(cluster), ("late", 1): (0, 2)})
+        with pytest.raises(OSError, match=r"partition 1 of late ends at offset 2, .* up to 3: was the topic made anew"):
+            go_on()
+    with monkeypatch.context() as patch:  # a partition that was added is read from its first message
+        patch.setattr(Cluster, "kept", lambda cluster: {**bounds(cluster), ("late", 4): (0, 6)})
+        names = [file.path for file in listed(spark, spec, lambda: [FileKey("late/0/2-3", 1, 0)]) or ()]
+    assert names == ["late/0/2-3", "late/1/0-3", "late/2/0-3", "late/3/0-2", "late/4/0-6"]
+
+
+def test_a_stream_whose_topic_was_made_anew_ends_at_its_next_look(broker):
+    broker.send("anew", events(0, 8))
+    reader = KafkaStreamReader({"kafka.bootstrap.servers": broker.servers, "subscribe": "anew"})
+    assert reader.latestOffset({"anew": {"0": 2, "1": 1}, "left": {"0": 9}})["anew"] == dict.fromkeys("0123", 2)
+    with pytest.raises(OSError, match="partition 4 of anew ends at offset 0, and is to be read from or up to 1"):
+        reader.latestOffset({"anew": {"4": 1}})
+
+
+def test_a_time_that_a_broker_cannot_look_up_is_no_time_after_all_messages():
+    class Silent:
+        def get_watermark_offsets(self, partition, timeout):
+            return 0, 9
+
+        def offsets_for_times(self, partitions, timeout):
+            return [SimpleNamespace(topic="t", partition=0, offset=-1, error=KafkaError(KafkaError._TIMED_OUT))]
+
+    cluster = Cluster("x:1", ("t",), start="2026-01-01", assigned=(("t", 0),))
+    cluster.__dict__["_asking"] = Silent()
+    with pytest.raises(OSError, match="partition 0 of t: "):
+        cluster.starts()
+
+
 def test_messages_are_counted_one_by_one_where_offsets_do_not_tell(broker):
     """As of a compacted topic, of which fewer rows come than there are offsets."""
     broker.send("counted", events(0, 30))
@@ -207,7 +258,7 @@ def test_what_is_wrong_is_one_line_that_names_it(spark, broker, tmp_path):
     gone = "offsets 5 to 1,... of partition 0 of gone are gone: the broker keeps those from 1,... on"
     start = 'start = \'{"gone": {"0": 5, "1": 0, "2": 0, "3": 0}}\'\n'
     cases = [
-        ("127.0.0.1:1", "narrow", "", "", 3, "kafka://127.0.0.1:1/narrow: no broker answers: .*Connection refused"),
+        ("127.0.0.1:1", "narrow", "", "", 3, "kafka://127.0.0.1:1/narrow: no broker answers .*: .*Connection refused"),
         (broker.servers, "narow", "", "", 2, "no topic 'narow': .*; did you mean narrow$"),
         (broker.servers, "narrow", 'start = "soon"\n', "", 2, 'start is \'soon\', must be "earliest", "latest"'),
         (broker.servers, "narrow", 'start = \'{"narrow": {"0": 1}}\'\n', "", 2, "start: partition 1 of narrow is not"),
@@ -280,3 +331,25 @@ def test_the_command_checks_runs_audits_and_explains_a_topic_and_keeps_no_passwo
     assert json.loads(done.stdout)["source"] == 40
     done = here("explain", str(tmp_path / "out"), "e8", "--json", cwd=tmp_path)
     assert [row["verdict"] for row in json.loads(done.stdout)["shown"]] == ["FIRST", "REPEAT"]
+
+
+def test_a_first_batch_that_is_tried_again_begins_where_it_began(spark, broker, tmp_path, monkeypatch):
+    """Spark asks for the first offset at each start until a batch is done; by then retention may have moved it."""
+    spec = source(broker, "begun", value__format="text")
+    streaming = streams.Streaming(checkpoint=str(tmp_path / "checkpoint"), buckets=2)
+    judging = IdsEngine(columns=IdColumns(id=("value",)), partitions=2)
+
+    def go_on():
+        return streams.run_stream(spark, spec, judging, streaming, str(tmp_path / "out"))
+
+    def dies(*args):
+        raise OSError("the driver died")
+
+    broker.send("begun", [(0, None, "first")])
+    with monkeypatch.context() as patch:
+        patch.setattr(streams, "publish", dies)
+        with pytest.raises(OSError, match="the driver died"):
+            go_on()
+    broker.send("begun", bulk())
+    with pytest.raises(OSError, match=r"offsets 0 to 0 of partition 0 of begun are gone"):
+        go_on()

@@ -95,6 +95,12 @@ def test_a_table_is_run_audited_and_explained_and_a_run_that_goes_on_reads_what_
     rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table() if table is None else table.scan().to_arrow()
     firsts = [row["n"] for row in rows.to_pylist() if row["verdict"] == "FIRST"]
     assert (len(rows), sorted(firsts)) == (42, list(range(40)))
+    audited = told("audit", "on.toml", cwd=tmp_path)
+    assert (audited["source"], audited["published"], audited["agrees"], audited["books"]) == (42, 42, True, [])
+    if format == "delta":
+        DeltaTable(str(tmp_path / "out")).delete("n = 7")
+        audited = told("audit", "on.toml", cwd=tmp_path, code=1)
+        assert (audited["missing"], len(audited["books"])) == (1, 1)
 
 
 def test_a_stream_of_a_table_needs_a_connector_and_says_so(lake, tmp_path):

@@ -2,8 +2,12 @@
 
 import json
 import os
+import re
 import shutil
+import sqlite3
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import count
@@ -13,6 +17,8 @@ from time import sleep
 import psycopg
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from deltalake import Field as DeltaField
+from deltalake.schema import PrimitiveType
 from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier
 from pyiceberg.catalog import load_catalog
@@ -20,7 +26,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from onefold.errors import BadInput, Misuse, StaleWrite
+from onefold.errors import BadInput, Misuse, StaleWrite, StoreFailed
 from onefold.spark.files import Place
 from onefold.spark.sinks import open_sink, publish
 from onefold.spark.sinks.delta import FORBIDDEN
@@ -507,7 +513,7 @@ def test_a_folder_with_something_else_in_it_is_refused_and_left_alone(spark, ben
     ("format", "path", "message"),
     [
         ("delta", "hdfs://127.0.0.1:1/out", "local paths only"),
-        ("nonsense", "somewhere", "must be parquet, delta or postgres"),
+        ("nonsense", "somewhere", "must be parquet, delta, iceberg or postgres"),
     ],
 )
 def test_a_place_that_cannot_keep_the_promise_is_refused(spark, format, path, message):
@@ -569,10 +575,121 @@ def test_delta_keeps_its_books_through_a_checkpoint_and_a_user_s_own_commits(ben
     assert (tmp_path / "out" / "data" / "000000000002").exists()
 
 
+def test_delta_keeps_its_books_when_others_let_its_commits_be_removed_from_the_log(bench, frame, tmp_path):
+    place, log = bench("delta"), tmp_path / "out" / "_delta_log"
+    place.publish(0, frame(0, 1, 2))
+    DeltaTable(place.path).alter.set_table_properties({"delta.logRetentionDuration": "interval 7 days"})
+    DeltaTable(place.path).create_checkpoint()
+    (log / f"{0:020}.json").unlink()  # as a clean-up does when they are old
+    assert place.open().last(ME) == 0
+    assert place.publish(1, frame(5)) == tally(5)
+    assert place.open().total() == tally(0, 1, 2, 5)
+    DeltaTable(place.path).alter.set_table_properties({"delta.logRetentionDuration": "interval 8 days"})
+    DeltaTable(place.path).create_checkpoint()
+    (log / f"{2:020}.json").unlink()
+    kept = tmp_path / "out" / "_onefold" / "books.json"
+    kept.write_text(kept.read_text().replace('"batch": 1', '"batch": 0'))
+    with pytest.raises(BadInput, match="holds no books of ours any more"):
+        place.open().total()
+
+
+def test_delta_commits_again_after_another_writer_and_never_into_the_table_of_another_stream(
+    bench, frame, monkeypatch
+):  # fmt: skip
+    place = bench("delta")
+    place.publish(0, frame(0, 1))
+    table = type(place.open()._rows)
+    others: list[Callable[[DeltaTable], object]] = []
+    opened = table._open
+
+    def overtaken(self):  # by a DELETE, between the look and the commit
+        there = opened(self)
+        if others and self._place.shown == place.path:
+            others.pop()(DeltaTable(place.path))
+        return there
+
+    monkeypatch.setattr(table, "_open", overtaken)
+    late = place.open()
+    others.append(lambda mine: mine.delete("id = 1"))
+    late._rows.commit(ME, 1, "0" * 12, frame().schema, {"batch": 1})
+    assert (place.open().last(ME), place.ids()) == (1, [0])
+    with pytest.raises(Misuse, match="written by another checkpoint"):
+        late._rows.commit(OTHER, 0, "0" * 12, frame().schema, {"batch": 0})
+    others.append(lambda mine: mine.alter.add_columns([DeltaField("more", PrimitiveType("long"))]))
+    with pytest.raises(Misuse, match="has other columns than this batch: 'more' is"):
+        late._rows.commit(ME, 2, "0" * 12, frame().schema, {"batch": 2})
+
+
+def test_a_log_of_delta_that_cannot_be_read_is_one_line(bench, frame, tmp_path):
+    place = bench("delta")
+    place.publish(0, frame(0))
+    (tmp_path / "out" / "_delta_log" / f"{0:020}.json").write_text("no log")
+    with pytest.raises(Misuse) as caught:
+        place.open().last(ME)
+    assert re.fullmatch(rf"{re.escape(place.path)}: [^\n]+", str(caught.value))
+
+
+def test_iceberg_knows_its_last_batch_through_compaction_and_when_its_snapshots_expire(bench, frame):
+    place = bench("iceberg")
+    place.publish(0, frame(0, 1, 2), None)
+    file, _, name = place.path.partition("#")
+    table = load_catalog(type="sql", uri=f"sqlite:///{file}").load_table(name)
+    table.overwrite(table.scan().to_arrow())  # as a compaction rewrites all files
+    newest = table.snapshots()[-1].snapshot_id
+    ids = [each.snapshot_id for each in table.snapshots() if each.snapshot_id != newest]
+    expiry = table.maintenance.expire_snapshots()
+    expiry.by_ids(ids).commit()
+    assert [each.snapshot_id for each in table.refresh().snapshots()] == [newest]
+    assert place.open().last(ME) == 0
+    assert place.publish(0, None) is None
+    assert place.publish(1, frame(5)) == tally(5)
+    assert place.ids() == [0, 1, 2, 5]
+    assert place.open().total() == tally(0, 1, 2, 5)
+
+
+def test_a_batch_that_comes_to_iceberg_between_the_look_and_the_commit_is_not_committed_twice(
+    bench, frame, monkeypatch
+):  # fmt: skip
+    place = bench("iceberg")
+    place.publish(0, frame(0))
+    rows, module = place.open()._rows, "onefold.spark.sinks.iceberg"
+    files, _ = rows.writing(ME, frame().schema, 1, "a" * 12).write(frame(1))
+    table, rivals = type(rows), [lambda: place.publish(1, frame(1))]
+    opened = table._open
+
+    def overtaken(self):
+        there = opened(self)
+        if self is rows and rivals:
+            rivals.pop()()
+        return there
+
+    monkeypatch.setattr(table, "_open", overtaken)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{module}.remove_others", lambda *args: None)  # the other one died right after its commit
+        with pytest.raises(StaleWrite, match="got batch 1 from somebody else"):
+            rows.commit(ME, 1, "a" * 12, files, {})
+    files, _ = rows.writing(ME, frame().schema, 2, "b" * 12).write(frame(2))
+    rivals.append(lambda: place.publish(2, frame(2)))
+    with pytest.raises(StaleWrite, match="a second query wrote batch 2 and removed these files"):
+        rows.commit(ME, 2, "b" * 12, files, {})
+    assert place.ids() == [0, 1, 2]
+
+
+def test_a_catalogue_that_somebody_else_holds_is_one_line(bench, frame, tmp_path):
+    place = bench("iceberg")
+    place.publish(0, frame(0))
+    with closing(sqlite3.connect(tmp_path / "lake" / "catalog.db", isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        with pytest.raises(StoreFailed, match=r"catalog\.db#db\.out\w*: OperationalError: .*database is locked"):
+            place.publish(1, frame(1))
+    assert place.publish(1, frame(1)) == tally(1)
+    assert place.ids() == [0, 1]
+
+
 def test_delta_heals_a_crash_between_the_gaps_and_the_rows(spark, bench, frame, monkeypatch):
     place = bench("delta")
     with monkeypatch.context() as patch:
-        patch.setattr("onefold.spark.sinks.delta._Table.books", lambda table: None)
+        patch.setattr("onefold.spark.sinks.delta._Table.books", lambda table, kept: None)
         table = type(place.open()._rows)
         commit = table.commit
         calls = iter([commit])

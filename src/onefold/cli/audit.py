@@ -3,6 +3,7 @@
 import os
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from json import loads
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,25 +32,20 @@ def audit(
     there is anything, 0 if all agrees. A repeat of which no first is known (`below_floor`, `behind_highest`) is a
     finding too: it counts nowhere.
     """
-    from onefold.cli.pipeline import opened, refuse_pipeline
+    from onefold.cli.pipeline import opened
     from onefold.cli.stream import checkpoint_of
     from onefold.spark.audits import audit_run, books, books_differ, keep_in, kinds_folder
     from onefold.spark.files import Manifest, Place, located
     from onefold.spark.ingest import KAFKA, open_source
-    from onefold.spark.kafka import offsets_read
+    from onefold.spark.kafka import ranges_read
+    from onefold.spark.lakes import PACKAGES, open_snapshot
     from onefold.spark.publish import MANIFEST
     from onefold.spark.signature import refuse_overlap
+    from onefold.spark.sinks import open_sink
     from onefold.spark.sinks.parquet import BATCHES
 
-    refuse_path(run)
-    settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
-    if settings.publish.format != "parquet":
-        raise Misuse(f"{run}: published as {settings.publish.format}, only parquet can be audited", run=run)
-    path = settings.publish.path if run.endswith(".toml") else run
-    refuse_run(path)
-    refuse_pipeline(settings)
-    written = [] if out is None else [("--out", out)]
-    refuse_overlap([("the source", settings.source.path), ("the run", path)], written)
+    settings, path = _what(run, out)
+    publish, is_table = settings.publish, settings.publish.format in PACKAGES
     with progress(people) as say:
         say("starting Spark")
         spark, source, judging = opened(settings)
@@ -58,21 +54,22 @@ def audit(
             refuse_overlap([("the source", located(spark, source.path))], [("--out", located(spark, out))])
         # What cannot be done is refused first.
         with nullcontext() if out is None else kinds_folder(Place(spark, out)) as folder:
-            tally = books(spark, output)
+            rows = open_snapshot(path, publish.format, publish.options).read(spark) if is_table else None
+            sink = partial(open_sink, spark, path, format=publish.format, options=publish.options)
+            tally = books(spark, output) if rows is None else sink(strategy=publish.strategy).total()
             before = output / MANIFEST  # of a batch run, and not of one that an older version made
             if source.format == KAFKA:  # what was read, not what is there by now
                 versions = [output / BATCHES / name / MANIFEST for name in sorted((output / BATCHES).names())]
                 log = b"".join(file.read_bytes() for file in (before, *versions) if file.exists())
-                offsets = offsets_read(log, spark, checkpoint_of(settings))
-                source = replace(source, options={**source.options, **offsets})
+                source = replace(source, only=ranges_read(log, Place(spark, checkpoint_of(settings))))
             now = open_source(spark, source, judging.reads)
             changed = []
             if before.exists() and now.files is not None:
                 changed = Manifest.from_lines(before.read_bytes()).changed(now.files.listed(), new=True)
             say("auditing")
             messages = judging.shaped(now.rows)
-            audited = audit_run(messages, output, judging)
-            differ = books_differ(tally, spark, output) if audited.ids is not None else []
+            audited = audit_run(messages, output if rows is None else rows, judging)
+            differ = books_differ(tally, spark, output if rows is None else rows) if audited.ids is not None else []
             is_counted = now.count is not None or now.manifest.rows is not None
             read = audited.source if messages is now.rows or not is_counted else now.rows.count()
             now = now.counted(read)
@@ -88,6 +85,27 @@ def audit(
     tell([*agreement.audited(document), *differences, *agreement.files_read(manifest)], document, json)
     if not audited.clean or differ or changed or now.manifest.aside:
         raise Exit(1)
+
+
+def _what(run: str, out: str | None) -> tuple[Settings, str]:
+    """What is to be audited, and where it was published; `Misuse` if that cannot be."""
+    from onefold.cli.pipeline import refuse_pipeline
+    from onefold.spark.signature import refuse_overlap
+
+    refuse_path(run)
+    settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)
+    publish, source = settings.publish, settings.source
+    path = publish.path if run.endswith(".toml") else run
+    if publish.format == "postgres":
+        raise Misuse(f"{run}: published as postgres, only parquet, delta and iceberg can be audited", run=run)
+    if publish.format == "parquet":
+        refuse_run(path)
+    elif source.format == "kafka" and settings.memory.path is not None:
+        raise Misuse(f"{run}: which offsets a run with [memory] read is kept beside parquet only", run=run)
+    refuse_pipeline(settings)
+    folders = [("the source", source.path), *([("the run", path)] if publish.is_folder else [])]
+    refuse_overlap(folders, [] if out is None else [("--out", out)])
+    return settings, path
 
 
 def _settings(run: str) -> Settings:

@@ -100,6 +100,8 @@ class Audit:
     """How many ids are among the firsts; None: what was published says nothing of verdicts."""
     twice: int = 0
     """How many ids are there more than once."""
+    again: int = 0
+    """How often an id that had expired counts once more."""
     repeats: int = 0
     orphans: int = 0
     """How many repeats have no first, though their reason knows of one."""
@@ -137,7 +139,7 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         rows = ("source", "published", "fingerprint_source", "fingerprint_published", "missing", "surplus")
-        ids = ("ids", "twice", "repeats", "orphans", "orphans_by_rule", "elsewhere")
+        ids = ("ids", "twice", "again", "repeats", "orphans", "orphans_by_rule", "elsewhere")
         figures = {name: getattr(self, name) for name in (*rows, *ids)}
         return {"agrees": self.agrees, **figures, "left_out": list(self.left_out), "shown": self.shown}
 
@@ -263,6 +265,7 @@ class Ids:
         cells = {
             "ids": F.count_if(~alone),
             "twice": F.count_if(F.col(_SOON) > 0),
+            "again": F.sum(F.greatest(F.col(_FIRST) - 1, F.lit(0)) - F.col(_SOON)),
             "repeats": F.sum(F.col(_REPEAT) + F.col(_RULED)),
             "orphans": F.sum(F.when(alone, F.col(_REPEAT))),
             "orphans_by_rule": F.sum(F.when(alone, F.col(_RULED))),
@@ -298,10 +301,13 @@ def comparable(df: DataFrame) -> list[str]:
 
 
 def audit_run(
-    source: DataFrame, output: Place, judging: Engine, sent: Fingerprint | None = None, *, goes_on: bool = False
-) -> Audit:
-    """Compare the messages of a source with what a run published. ``goes_on``: firsts may lie in earlier versions."""
-    rows = _published(source.sparkSession, output)
+    source: DataFrame, output: Place | DataFrame, judging: Engine, sent: Fingerprint | None = None, *,
+    goes_on: bool = False,
+) -> Audit:  # fmt: skip
+    """Compare the messages of a source with what a run published, to a folder or a table. ``goes_on``: firsts may lie
+    in earlier versions.
+    """
+    rows = _published(source.sparkSession, output) if isinstance(output, Place) else output
     if rows is None:
         rows = source.limit(0).withColumns({name: F.lit("") for name in (VERDICT, REASON)})
     identity = judging.fitted(source).subject(source).identity
@@ -355,12 +361,13 @@ def books(spark: SparkSession, output: Place) -> Tally:
     return Tally.from_dict((output / RUN).read_json()["tally"])
 
 
-def books_differ(run: Tally, spark: SparkSession, output: Place) -> list[str]:
+def books_differ(run: Tally, spark: SparkSession, output: Place | DataFrame) -> list[str]:
     """Where the books of a run say another number than its rows, or rows lie in a folder of another verdict; one line
     each.
     """
     folder = F.regexp_replace(F.element_at(F.split(FILE_AT, "/"), -2), "^_onefold_folder=", "")
-    rows = _published(spark, output, FILE_AT)
+    no_folder = F.lit("//")  # of a table
+    rows = _published(spark, output, FILE_AT) if isinstance(output, Place) else output.withColumn(FILE_AT, no_folder)
     counts = [] if rows is None else rows.groupBy(VERDICT, REASON, folder.alias("_onefold_folder")).count().collect()
     booked, counted, lines = {str(answer): count for answer, count in run}, Counter[str](), []
     for verdict, reason, name, count in counts:

@@ -269,6 +269,8 @@ class OpenedStream:
     """None: the source is no files."""
     header: str | None = None
     """The header line of CSV files; None: it does not matter."""
+    start: Mapping[str, Any] | None = None
+    """Of topics: the offsets where it begins, which the next start must be told; None: Spark knows them."""
 
     def judged(self, file: SourceFile) -> SourceFile:
         """A file that was looked at; in trouble, too, if it is not like the others."""
@@ -278,10 +280,12 @@ class OpenedStream:
 
 
 def open_stream(
-    spark: SparkSession, source: SourceSpec, columns: Named, aside: Sequence[SourceFile] = (), *, log: str = ""
-) -> OpenedStream:
+    spark: SparkSession, source: SourceSpec, columns: Named, aside: Sequence[SourceFile] = (), *, log: str = "",
+    start: Mapping[str, Any] | None = None,
+) -> OpenedStream:  # fmt: skip
     """A source as a stream; of files, those that are there now say what the columns are. ``aside``: not to be read.
-    ``log``: where its files are written down, if Spark cannot open them.
+    ``log``: where its files are written down, if Spark cannot open them. ``start``: where topics begin, by an earlier
+    start of the same stream.
     """
     with _clear_errors(spark, source) as (kind, options):
         reader = spark.readStream.options(**options)
@@ -299,7 +303,8 @@ def open_stream(
         elif kind == KAFKA:
             from onefold.spark import kafka
 
-            opened = OpenedStream(kafka.open_stream(spark, source.path, options, naming(columns)))
+            rows, start = kafka.open_stream(spark, source.path, options, naming(columns), start)
+            opened = OpenedStream(rows, start=start)
         else:
             opened = OpenedStream(_loaded(spark, reader, kind, source.path))
         opened = replace(opened, rows=columns.added_to(opened.rows))
@@ -759,7 +764,7 @@ def _is_odd(line: str | None) -> bool:
 
 
 def _trimmed() -> Column:
-    return F.btrim(F.col(VALUE), F.lit(" \t"))
+    return F.btrim(F.col(VALUE), F.lit(" \t\r\n"))
 
 
 def _is_text_of_object() -> Column:

@@ -39,11 +39,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from onefold.errors import Misuse
+from onefold.errors import BadInput, Misuse
 from onefold.spark.columns import CORRUPT, TEXT
 from onefold.spark.dialect import SPARK, arrow_schema, is_utf8
 from onefold.spark.files import Manifest, Place, SourceFile, first_line
 from onefold.spark.session import has_executors, require_libraries
+from onefold.spark.signature import signature
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
@@ -81,9 +82,9 @@ FORMATS: Final = ("json", "avro", "text", "bytes")
 
 _OURS: Final = {
     "enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True,
-    "auto.offset.reset": "error", "allow.auto.create.topics": False,
+    "auto.offset.reset": "error", "allow.auto.create.topics": False, "check.crcs": True,
 }  # fmt: skip
-"""Properties of which it hangs that no message is skipped, and none is committed."""
+"""Properties of which it hangs that no message is skipped or damaged, and that no offset is committed."""
 _NAMED: Final = {
     "subscribe": "topic", "startingoffsets": "start", "startingtimestamp": "start", "endingoffsets": "end",
     "endingtimestamp": "end", "maxoffsetspertrigger": "max_offsets_per_trigger",
@@ -136,6 +137,10 @@ def offsets_json(offsets: Offsets) -> dict[str, dict[str, int]]:
     for (topic, partition), at in sorted(offsets.items()):
         document.setdefault(topic, {})[str(partition)] = at
     return document
+
+
+def offsets_of(document: Mapping[str, Mapping[str, int]]) -> Offsets:
+    return {(topic, int(number)): at for topic, parts in document.items() for number, at in parts.items()}
 
 
 @dataclass(frozen=True)
@@ -221,7 +226,8 @@ class Cluster:
             return question()
         except KafkaException as error:
             self._asking.poll(0)  # for what there is to say of it
-            raise OSError(f"{self.shown}: no broker answers: {self._trouble(error.args[0].str())}") from error
+            why = self._trouble(error.args[0].str())
+            raise OSError(f"{self.shown}: no broker answers within {ANSWER_S:.0f} s: {why}") from error
 
     def _trouble(self, otherwise: str) -> str:
         """What went wrong, as librdkafka says it; that all brokers are down is what comes of it."""
@@ -258,10 +264,21 @@ class Cluster:
             return dict(zip(every, pool.map(ask, every), strict=True))
 
     def starts(self) -> Offsets:
+        """Where a stream begins, settled now."""
         return self._settled("start", self.start, self.kept())
 
     def ends(self) -> Offsets:
-        return self._settled("end", self.end, self.kept())
+        """The offsets that come next."""
+        return {where: high for where, (_, high) in self.kept().items()}
+
+    def refuse_new_topic(self, read: Offsets, ends: Offsets) -> None:
+        """Raise `OSError` if a partition ends before the offset up to which it was ``read``, or is not there."""
+        for where, at in read.items():
+            if where[0] in self.topics and at > (end := ends.get(where, 0)):
+                raise OSError(
+                    f"{self.shown}: partition {where[1]} of {where[0]} ends at offset {end:,}, and is to be read from"
+                    f" or up to {at:,}: was the topic made anew?"
+                )
 
     def ranges(self) -> list[OffsetRange]:
         """What a table reads, settled now."""
@@ -276,25 +293,20 @@ class Cluster:
         return ranges
 
     def check(
-        self, ranges: Iterable[OffsetRange], kept: Mapping[tuple[str, int], tuple[int, int]] | None = None
+        self, ranges: Sequence[OffsetRange], kept: Mapping[tuple[str, int], tuple[int, int]] | None = None
     ) -> None:  # fmt: skip
         """Raise `OSError` that names the first range of which the broker does not have every offset."""
         kept = self.kept() if kept is None else kept
         for part in ranges:
-            low, high = kept.get((part.topic, part.partition), (0, 0))
+            low, _ = kept.get((part.topic, part.partition), (0, 0))
             if part.offsets and part.start < low:
-                raise self.gone(part, low)
-            if part.end > high:
                 raise OSError(
-                    f"{self.shown}: partition {part.partition} of {part.topic} ends at offset {high:,}, and is to be"
-                    f" read up to {part.end:,}: was the topic made anew?"
+                    f"{self.shown}: offsets {part.start:,} to {min(low, part.end) - 1:,} of partition {part.partition}"
+                    f" of {part.topic} are gone: the broker keeps those from {low:,} on, and nothing is skipped in"
+                    " silence"
                 )
-
-    def gone(self, part: OffsetRange, low: int) -> OSError:
-        return OSError(
-            f"{self.shown}: offsets {part.start:,} to {min(low, part.end) - 1:,} of partition {part.partition} of"
-            f" {part.topic} are gone: the broker keeps those from {low:,} on, and nothing is skipped in silence"
-        )
+        highs = {where: high for where, (_, high) in kept.items()}
+        self.refuse_new_topic({(part.topic, part.partition): part.end for part in ranges}, highs)
 
     def _settled(self, what: str, text: str, kept: Mapping[tuple[str, int], tuple[int, int]]) -> Offsets:
         """The offsets that a text means, one for each partition."""
@@ -313,9 +325,13 @@ class Cluster:
 
         at_ms = milliseconds_of(what, text)
         wanted = [TopicPartition(*where, at_ms) for where in kept]
-        offsets = self._ask(lambda: self._asking.offsets_for_times(wanted, ANSWER_S))
-        found = {(each.topic, each.partition): int(each.offset) for each in offsets}
-        return {where: at if (at := found[where]) >= 0 else high for where, (_, high) in kept.items()}
+        offsets: Offsets = {}
+        for each in self._ask(lambda: self._asking.offsets_for_times(wanted, ANSWER_S)):
+            where = each.topic, each.partition
+            if each.error is not None:
+                raise OSError(f"{self.shown}: partition {where[1]} of {where[0]}: {each.error.str()}")
+            offsets[where] = int(each.offset) if each.offset >= 0 else kept[where][1]  # no message is as late
+        return offsets
 
     def messages(self, part: OffsetRange) -> Iterator[list[Message]]:
         """The messages of a range, batch by batch. `OSError` names it if one is gone, or the broker falls silent."""
@@ -377,8 +393,7 @@ def _count(options: Mapping[str, str], name: str) -> int | None:
 def _named_offsets(what: str, text: str) -> Offsets:
     wrong = Misuse(f'{what} is {text[:80]!r}, must be like {{"topic": {{"0": 23, "1": -2}}}}', **{what: text})
     try:
-        document = json.loads(text)
-        offsets = {(str(t), int(number)): at for t, parts in document.items() for number, at in parts.items()}
+        offsets = offsets_of(json.loads(text))
     except (ValueError, AttributeError, RecursionError) as error:
         raise wrong from error
     if not all(type(at) is int and at >= EARLIEST for at in offsets.values()):
@@ -811,7 +826,7 @@ def open_table(
     """
     topic = Topic.of(path, options)
     kind = topic.reader(spark)
-    ranges = topic.ranges(spark, kind) if only is None else [OffsetRange.named(each) for each in only]
+    ranges = topic.ranges(spark, kind) if only is None else joined(map(OffsetRange.named, only))
     cluster = Cluster.of(topic.connector_options(ranges)) if kind == OWN else None
     if cluster is not None:
         cluster.check(ranges)
@@ -830,41 +845,73 @@ def open_table(
     return OpenTopic(topic.table(messages, roles, stream=False), manifest, count)
 
 
+def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """One range for each partition, of those that follow each other; `BadInput` if one is missing between them.
+
+    >>> [part.name for part in joined(map(OffsetRange.named, ["t/0/5-9", "t/0/0-5", "t/1/2-3"]))]
+    ['t/0/0-9', 't/1/2-3']
+    """
+    whole: dict[tuple[str, int], OffsetRange] = {}
+    for part in sorted(ranges, key=lambda part: part[:4]):
+        before = whole.get((part.topic, part.partition), part)
+        if part.start not in (before.start, before.end):
+            raise BadInput(f"partition {part.partition} of {part.topic}: nobody read {before.end:,} to {part.start:,}")
+        whole[part.topic, part.partition] = before._replace(end=part.end)
+    return [*whole.values()]
+
+
 def listed(
     spark: SparkSession, path: str, options: Mapping[str, str], before: Iterable[FileKey]
 ) -> list[SourceFile]:  # fmt: skip
-    """The ranges that were read ``before``, and those that came since, as if each were a file."""
+    """The ranges that were read ``before``, and those that came since, as if each were a file. A partition that comes
+    for the first time has a range even if it is empty: what the settings call "latest" is meant once.
+    """
     topic = Topic.of(path, options)
     ranges = [OffsetRange.named(each.path) for each in before]
-    ends: Offsets = {}
-    for part in ranges:
+    read = {(part.topic, part.partition): part.end for part in joined(ranges)}
+    kind = topic.reader(spark)
+    now = topic.ranges(spark, kind)
+    if kind == OWN:
+        cluster = Cluster.of(topic.connector_options())
+        cluster.refuse_new_topic(read, cluster.ends())
+    known = {name for name, _ in read}
+    for part in now:
         where = part.topic, part.partition
-        ends[where] = max(part.end, ends.get(where, 0))
-    for part in topic.ranges(spark, topic.reader(spark)):
-        start = ends.get((part.topic, part.partition), part.start)
-        ranges += [part._replace(start=start)] if start < part.end else []
+        if where not in read:
+            ranges.append(part._replace(start=0) if part.topic in known and kind == OWN else part)
+        elif read[where] < part.end:
+            ranges.append(part._replace(start=read[where]))
     return [SourceFile(part.name, part.offsets, 0) for part in ranges]
 
 
-def offsets_read(manifest: bytes, spark: SparkSession, checkpoint: str) -> dict[str, str]:
-    """The options by which a run reads its messages again: by its ``manifest``, or those of its versions, one after the
-    other; of a stream by its checkpoint.
+def ranges_read(manifest: bytes, checkpoint: Place) -> list[str]:
+    """The ranges that a run read, by its ``manifest``, or those of its versions, one after the other; of a stream by
+    its checkpoint.
     """
     if manifest:
-        starts, ends = Offsets(), Offsets()
-        for line in map(json.loads, manifest.decode().splitlines()):
-            where = line["topic"], line["partition"]
-            starts[where], ends[where] = min(line["start"], starts.get(where, line["start"])), line["end"]
-        return {"start": json.dumps(offsets_json(starts)), "end": json.dumps(offsets_json(ends))}
-    offsets, commits = Place(spark, checkpoint) / "offsets", Place(spark, checkpoint) / "commits"
-    done = max((int(name) for name in commits.names() if name.isdecimal()), default=None)
+        return [OffsetRange(**json.loads(line)).name for line in manifest.splitlines()]
+    done = max((int(name) for name in (checkpoint / "commits").names() if name.isdecimal()), default=None)
     if done is None:
-        raise Misuse(f"{checkpoint} has no batch: how far the stream has read is not known", path=checkpoint)
-    return {"end": (offsets / str(done)).read_bytes().decode().splitlines()[2]}
+        raise Misuse(f"{checkpoint.shown} has no batch: how far the stream has read is not known")
+    ends = (checkpoint / "offsets" / str(done)).read_bytes().decode().splitlines()[2]
+    starts = offsets_of((signature(checkpoint) or {}).get("start") or {})
+    return [OffsetRange(*where, starts.get(where, 0), end).name for where, end in offsets_of(json.loads(ends)).items()]
 
 
-def open_stream(spark: SparkSession, path: str, options: Mapping[str, str], roles: Collection[str]) -> DataFrame:
-    """The messages that there are and that come."""
+def open_stream(
+    spark: SparkSession, path: str, options: Mapping[str, str], roles: Collection[str],
+    start: Mapping[str, Any] | None,
+) -> tuple[DataFrame, Mapping[str, Any] | None]:  # fmt: skip
+    """The messages that there are and that come, and where they begin: at ``start``, else where the settings say.
+
+    Until a batch is done, Spark asks a Python data source for its first offset at each start; so the caller keeps it.
+    None: Spark's own connector does.
+    """
     topic = Topic.of(path, options)
     kind = topic.reader(spark)
-    return topic.table(spark.readStream.format(kind).options(**topic.stream_options()).load(), roles, stream=True)
+    if kind == OWN:
+        start = offsets_json(Cluster.of(topic.connector_options()).starts()) if start is None else start
+        topic = replace(topic, start=json.dumps(start))
+    return topic.table(
+        spark.readStream.format(kind).options(**topic.stream_options()).load(), roles, stream=True
+    ), start

@@ -10,6 +10,7 @@ same range gets the same messages, or an error if the broker no longer has them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
@@ -19,7 +20,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 from onefold.errors import Misuse
 from onefold.spark.dialect import arrow_schema
-from onefold.spark.kafka import MESSAGE, OWN, Cluster, OffsetRange, Offsets, offsets_json, package
+from onefold.spark.kafka import MESSAGE, OWN, Cluster, OffsetRange, Offsets, offsets_json, offsets_of, package
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -91,7 +92,7 @@ class KafkaStreamReader(_KafkaReader, DataSourceStreamReader, SupportsTriggerAva
             raise Misuse(f"max_offsets_per_trigger needs Spark 4.2 or Spark's own connector: --packages {package()}")
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
-        return offsets_json(self._cluster.starts())
+        return dict(json.loads(self._cluster.start))  # settled by `kafka.open_stream`
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._until = self._cluster.ends()
@@ -103,8 +104,10 @@ class KafkaStreamReader(_KafkaReader, DataSourceStreamReader, SupportsTriggerAva
     def latestOffset(
         self, start: dict[str, dict[str, int]] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, dict[str, int]]:
-        begin, until = _offsets(start or {}), self._cluster.ends() if self._until is None else self._until
-        ends = {**begin, **{where: max(end, begin.get(where, 0)) for where, end in until.items()}}
+        begin = offsets_of(start or {})
+        until = self._cluster.ends() if self._until is None else self._until
+        self._cluster.refuse_new_topic(begin, until)
+        ends = {**begin, **until}
         if limit is not None and isinstance(limit, ReadMaxRows):
             ends = shared_out({where: (begin.get(where, 0), end) for where, end in ends.items()}, limit.max_rows)
         return offsets_json(ends)
@@ -115,14 +118,10 @@ class KafkaStreamReader(_KafkaReader, DataSourceStreamReader, SupportsTriggerAva
     def partitions(
         self, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]
     ) -> Sequence[InputPartition]:  # fmt: skip
-        begin = _offsets(start)  # a partition that is new since then is read from its first message
-        ranges = [OffsetRange(*where, begin.get(where, 0), at) for where, at in _offsets(end).items()]
+        begin = offsets_of(start)  # a partition that is new since then is read from its first message
+        ranges = [OffsetRange(*where, begin.get(where, 0), at) for where, at in offsets_of(end).items()]
         self._cluster.check([part for part in ranges if part.offsets])
         return self.cut(ranges)
-
-
-def _offsets(document: Mapping[str, Mapping[str, int]]) -> Offsets:
-    return {(topic, int(number)): at for topic, parts in document.items() for number, at in parts.items()}
 
 
 def shared_out(ranges: Mapping[tuple[str, int], tuple[int, int]], most: int) -> Offsets:

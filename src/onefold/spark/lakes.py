@@ -43,7 +43,7 @@ from pyarrow import fs
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from onefold.errors import Misuse, StoreFailed
+from onefold.errors import Misuse, OnefoldError, StoreFailed
 from onefold.spark.dialect import arrow_schema
 from onefold.stores.addresses import sqlite_file
 
@@ -164,7 +164,7 @@ class IcebergName:
 
         try:
             yield
-        except (CommitFailedException, Misuse):
+        except (CommitFailedException, OnefoldError):
             raise
         except (ValueError, TypeError, ModuleNotFoundError) as error:  # of settings
             raise Misuse(f"{self.shown}: {_line(error)}", path=self.shown) from error
@@ -223,7 +223,7 @@ class LakeFile:
     values: Mapping[str, Any]
     """Of columns that may not be in the file, by name: those of its partition."""
     deleted: Any = None
-    """The positions of the rows that are deleted, as an array."""
+    """The positions of the rows that are deleted, as an array in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,10 +280,9 @@ def open_snapshot(path: str, format: str, options: Mapping[str, str]) -> Snapsho
 
 def _delta(path: str, version: int | None, options: Mapping[str, str]) -> Snapshot:
     from deltalake import DeltaTable
-    from deltalake.exceptions import DeltaError, TableNotFoundError
     from deltalake.fs import DeltaStorageHandler
 
-    try:
+    with delta_trouble(path):
         table = DeltaTable(delta_url(path), version=version, storage_options=dict(options) or None)
         protocol, configuration = table.protocol(), table.metadata().configuration
         unknown = {*(protocol.reader_features or ())} - DELTA_FEATURES
@@ -298,13 +297,10 @@ def _delta(path: str, version: int | None, options: Mapping[str, str]) -> Snapsh
             if "deletionVectors" in (protocol.reader_features or ())
             else []
         )
-    except TableNotFoundError as error:
-        raise Misuse(f"there is no Delta table at {path}", path=path) from error
-    except DeltaError as error:
-        raise Misuse(f"{path}: {_line(error)}", path=path) from error
     store = fs.PyFileSystem(DeltaStorageHandler(table.table_uri, dict(options)))
     physical = {(each.metadata[NAMES] or [each.name])[0]: each.name for each in schema}
-    kept = {unquote(each["filepath"]): np.array(each["selection_vector"], dtype=bool) for each in masks}
+    root = f"{table.table_uri.rstrip('/')}/"
+    kept = {unquote(each["filepath"].removeprefix(root)): np.array(each["selection_vector"], bool) for each in masks}
     files = []
     for action in actions:
         name = unquote(action["path"])
@@ -312,8 +308,7 @@ def _delta(path: str, version: int | None, options: Mapping[str, str]) -> Snapsh
             raise Misuse(
                 f"{path}: its file {name} lies elsewhere (a shallow clone): only Delta's own connector reads that"
             )
-        own = [mask for url, mask in kept.items() if url.endswith(f"/{name}")]
-        deleted = np.flatnonzero(~own[0]) if own else None
+        deleted = np.flatnonzero(~kept.pop(name)) if name in kept else None
         rows = action["num_records"]
         if rows is None:
             with store.open_input_file(name) as raw:
@@ -322,7 +317,24 @@ def _delta(path: str, version: int | None, options: Mapping[str, str]) -> Snapsh
         files.append(
             LakeFile(name, action["size_bytes"], rows - (0 if deleted is None else len(deleted)), values, deleted)
         )
+    if kept:
+        raise Misuse(f"{path}: rows are deleted in {min(kept)}, which is no file of this Delta table", path=path)
     return Snapshot(DELTA, path, table.version(), schema, files, store)
+
+
+@contextmanager
+def delta_trouble(path: str) -> Iterator[None]:
+    """One line for whatever deltalake says of a table, but for a commit that failed."""
+    from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+
+    try:
+        yield
+    except CommitFailedError:
+        raise
+    except TableNotFoundError as error:
+        raise Misuse(f"there is no Delta table at {path}", path=path) from error
+    except DeltaError as error:
+        raise Misuse(f"{path}: {_line(error)}", path=path) from error
 
 
 def delta_url(path: str) -> str:
@@ -520,8 +532,10 @@ def _fitted(
 ) -> pa.RecordBatch:  # fmt: skip
     """Rows of a file in the columns of the table, without those that are deleted. ``start``: where in the file."""
     if file.deleted is not None and len(file.deleted):
-        positions = np.arange(start, start + batch.num_rows)
-        batch = batch.filter(pa.array(~np.isin(positions, file.deleted)))
+        first, last = np.searchsorted(file.deleted, [start, start + batch.num_rows])
+        stays = np.ones(batch.num_rows, bool)
+        stays[file.deleted[first:last] - start] = False
+        batch = batch.filter(pa.array(stays))
     has_ids = any(FIELD_ID in (each.metadata or {}) for each in own)
     columns = []
     for each, wanted in zip(schema, target, strict=False):

@@ -208,6 +208,8 @@ class StreamFiles:
         self._opened: OpenedStream | None = None
         self._looked_s = 0.0
         document = (checkpoint / SET_ASIDE).read_json() if (checkpoint / SET_ASIDE).exists() else {"set_aside": []}
+        self.start: Mapping[str, Any] | None = (signature(checkpoint) or {}).get("start")
+        """Where topics begin."""
         self.aside = [SourceFile.from_dict(line) for line in document["set_aside"]]
         """Files that were set aside, by this start or one before."""
         self.changed: list[str] = []
@@ -219,7 +221,10 @@ class StreamFiles:
         """The source as a stream, without the files that were set aside. ``log``: a checkpoint that Spark can write."""
         self._checkpoint = log or self._checkpoint
         files = str(self._checkpoint / SOURCE)
-        self._opened = open_stream(self._spark, self._source, self._columns, self.aside, log=files)
+        self._opened = open_stream(
+            self._spark, self._source, self._columns, self.aside, log=files, start=self.start
+        )  # fmt: skip
+        self.start = self._opened.start
         return self._opened.rows
 
     def begin(self, batch: int) -> None:
@@ -375,7 +380,8 @@ def run_stream(
         if signature(checkpoint) is None and (checkpoint / OFFSETS).names():  # of a version that did not sign it
             settings = ", ".join(f"{name} = {value}" for name, value in meaning.items())
             say(f"{checkpoint.shown} does not say what it was begun with; taken to be, from now on: {settings}")
-        (checkpoint / MARK).write_json({"format": FORMAT, "kind": "checkpoint", "meaning": dict(meaning)})
+        begun = {} if files.start is None else {"start": files.start}
+        (checkpoint / MARK).write_json({"format": FORMAT, "kind": "checkpoint", "meaning": dict(meaning), **begun})
         if not checkpoint.by_spark:
             folder = locks.enter_context(tempfile.TemporaryDirectory(prefix="onefold-stream-"))
             files.copy = CheckpointCopy(checkpoint, folder)

@@ -8,7 +8,10 @@
 
 No jar is needed: the log is written by the package ``deltalake``. Each commit carries a transaction identifier
 (application = the stream, version = the batch), so the table knows the last batch of a stream, and a second commit in
-between is refused. The books of the batch and of all batches so far are in the commit too: the newest one stays.
+between is refused. One that lost against another writer, such as a DELETE, is made again after another look.
+
+The books of the batch and of all batches so far are in the commit too, and once more in ``_onefold/books.json``: from a
+log that others go on writing, old commits are removed, ours among them.
 
 With ``drop`` and ``mark`` the table is partitioned by verdict: who reads FIRST opens no file of the rest. With ``none``
 the rows are as they came.
@@ -19,6 +22,7 @@ that is not there yet; its replay finds them committed and adds the rows alone.
 
 import json
 from collections.abc import Container
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +39,16 @@ from onefold.spark import publish
 from onefold.spark.columns import quoted
 from onefold.spark.files import Place
 from onefold.spark.host import REASON, VERDICT
+from onefold.spark.lakes import delta_trouble
 from onefold.spark.meaning import Meaning, refuse_other
 from onefold.spark.sinks.sink import DRAFT, TOKEN, WORD, Attempt, another, counted, other_columns, received, stranger
 from onefold.tally import Tally
 
 BOOKS = "onefold"
 DATA, OURS, ROWS, GAPS = "data", "_onefold", "rows", "gaps"
-STREAM = "stream.json"
+STREAM, KEPT = "stream.json", "books.json"
+CONFLICTS_MAX = 20
+"""Times that a commit is made again because others committed; deltalake itself takes 15, if it sees no conflict."""
 # What the protocol allows in a name only with column mapping, which not every reader knows.
 FORBIDDEN = " ,;{}()\n\t="
 PLAIN = (T.StringType, T.NumericType, T.BooleanType, T.BinaryType, T.DateType, T.TimestampType, T.TimestampNTZType)
@@ -79,7 +86,7 @@ class DeltaSink:
     def _begun(self) -> Container[str]:
         """What an attempt at the first batch may have left: its own folder, signed with its word, and files."""
         ours = (self._place / OURS).names()
-        if not all(name.startswith((WORD, STREAM)) or DRAFT.fullmatch(name) for name in ours):
+        if not all(name.startswith((WORD, STREAM, KEPT)) or DRAFT.fullmatch(name) for name in ours):
             return ()
         return (DATA, OURS) if WORD in ours else (OURS,)
 
@@ -122,11 +129,13 @@ class DeltaSink:
         self._rows.take(attempt.draft / ROWS, batch, attempt.token)
         books = {"batch": batch, "tally": tally.to_dict(), "total": (total + tally).to_dict()}
         self._rows.commit(stream, batch, attempt.token, schema, books)
+        (self._place / OURS / KEPT).write_json({"stream": stream, **books})
         attempt.draft.remove()
         return tally
 
     def total(self) -> Tally:
-        books = self._rows.books()
+        kept = self._place / OURS / KEPT
+        books = self._rows.books(kept.read_json() if kept.exists() else {})
         return Tally() if books is None else Tally.from_dict(books["total"])
 
     def _visible(self, rows: DataFrame) -> DataFrame:
@@ -144,19 +153,22 @@ class _Table:
     def last(self, stream: str, allowed: Container[str]) -> int | None:
         """The last batch of this stream; `Misuse` if the table is another's, or is none and holds other names."""
         table = self._open()
-        if table is None:
-            if names := [name for name in self._place.names() if name not in allowed]:
-                raise stranger(self._place.shown, names[0])
-            return None
-        if (version := table.transaction_version(stream)) is None:
+        if table is None and (names := [name for name in self._place.names() if name not in allowed]):
+            raise stranger(self._place.shown, names[0])
+        return self._last_in(table, stream)
+
+    def _last_in(self, table: DeltaTable | None, stream: str) -> int | None:
+        version = None if table is None else table.transaction_version(stream)
+        if table is not None and version is None:
             raise another(self._place.shown)
         return version
 
     def check_schema(self, schema: T.StructType) -> None:
         _check_type(schema, "")
-        table = self._open()
-        if table is None:
-            return
+        if (table := self._open()) is not None:
+            self._check_columns(table, schema)
+
+    def _check_columns(self, table: DeltaTable, schema: T.StructType) -> None:
         there, wanted = _types(table.schema()), _types(_schema(schema))
         if there != wanted:
             raise other_columns(self._place.shown, there, wanted)
@@ -182,29 +194,27 @@ class _Table:
             for file in _files(folder / token)
         ]
         properties = CommitProperties(app_transactions=[Transaction(stream, batch)], custom_metadata={BOOKS: books})
-        table = self._open()
-        last = None if table is None else table.transaction_version(stream)
-        if last is not None and last >= batch:
-            raise StaleWrite(f"{self._place.shown} got batch {batch} from somebody else in between", batch=batch)
-        try:
-            if table is None:
-                create_table_with_add_actions(
-                    self._place.shown, _schema(schema), actions, partition_by=self._partition_by,
-                    commit_properties=properties,
-                )  # fmt: skip
-            else:
-                table.create_write_transaction(
-                    [*actions], mode="append", schema=_schema(schema), partition_by=self._partition_by,
-                    commit_properties=properties,
-                )  # fmt: skip
-        except CommitFailedError as error:
-            raise StaleWrite(f"{self._place.shown}: {error}", batch=batch) from error
+        how: dict[str, Any] = {"partition_by": self._partition_by, "commit_properties": properties}
+        for _ in range(CONFLICTS_MAX):
+            table = self._open()
+            last = self._last_in(table, stream)
+            if last is not None and last >= batch:
+                raise StaleWrite(f"{self._place.shown} got batch {batch} from somebody else in between", batch=batch)
+            with suppress(CommitFailedError), delta_trouble(self._place.shown):
+                if table is None:
+                    create_table_with_add_actions(self._place.shown, _schema(schema), actions, **how)
+                else:
+                    self._check_columns(table, schema)
+                    table.create_write_transaction([*actions], mode="append", schema=_schema(schema), **how)
+                break
+        else:
+            raise StaleWrite(f"{self._place.shown}: others committed {CONFLICTS_MAX} times in between", batch=batch)
         for name in folder.names():  # left by attempts that came this far and no farther; now they never will
             if name != token and TOKEN.fullmatch(name):
                 (folder / name).remove()
 
-    def books(self) -> dict[str, Any] | None:
-        """What the newest of our commits says; None if there is no table."""
+    def books(self, kept: dict[str, Any]) -> dict[str, Any] | None:
+        """What the newest of our commits says, else what was ``kept`` of it; None if there is no table."""
         table = self._open()
         if table is None:
             return None
@@ -212,11 +222,14 @@ class _Table:
             for commit in table.history(limit):
                 if BOOKS in commit:
                     return dict(commit[BOOKS])
+        if kept and table.transaction_version(kept["stream"]) == kept["batch"]:
+            return kept
         raise BadInput(f"the log of {self._place.shown} holds no books of ours any more", path=self._place.shown)
 
     def _open(self) -> DeltaTable | None:
         path = self._place.shown
-        return DeltaTable(path) if DeltaTable.is_deltatable(path) else None
+        with delta_trouble(path):
+            return DeltaTable(path) if DeltaTable.is_deltatable(path) else None
 
 
 def _files(folder: Place) -> list[Path]:

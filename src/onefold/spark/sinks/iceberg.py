@@ -120,7 +120,10 @@ class _Table:
 
     def last(self, stream: str) -> int | None:
         """The last batch of this stream; `Misuse` if the table is another's."""
-        if (table := self._open()) is None:
+        return self._last_in(self._open(), stream)
+
+    def _last_in(self, table: Table | None, stream: str) -> int | None:
+        if table is None:
             return None
         owner = table.properties.get(STREAM)
         if owner is None:
@@ -159,7 +162,8 @@ class _Table:
     ) -> None:  # fmt: skip
         """One snapshot with these files, with its number, in one step with the properties."""
         for _ in range(CONFLICTS_MAX):
-            last, table = self.last(stream), self._open()
+            table = self._open()
+            last = self._last_in(table, stream)
             if table is None or (last is not None and last >= batch):
                 raise StaleWrite(f"{self} got batch {last} from somebody else in between", batch=batch)
             before = table.properties.get(ATTEMPT)
@@ -178,6 +182,8 @@ class _Table:
                     transaction.commit_transaction()
                 except CommitFailedException:
                     continue
+                except FileNotFoundError as error:
+                    raise StaleWrite(f"{self}: a second query wrote batch {batch} and removed these files") from error
             opened = _files(table.io, table.location())
             for number, own in ((batch, token), (batch - 1, before)):
                 if own is not None and number >= 0:
