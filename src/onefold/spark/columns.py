@@ -212,8 +212,8 @@ class RoleColumns:
 
 def listed(names: Names) -> list[str]:
     """One column alone, which everybody writes first, or several, as a list of names; an expression has one, too."""
-    several = [names] if isinstance(names, str) or _is_column(names) else names
-    return [Computed.of(name) if _is_column(name) else name for name in several]  # type: ignore[arg-type, union-attr]
+    several: Any = [names] if isinstance(names, str) or _is_column(names) else names
+    return [Computed.of(name) if _is_column(name) else name for name in several]
 
 
 def _is_column(value: object) -> bool:
