@@ -255,7 +255,7 @@ def test_an_environment_that_does_not_fit_is_not_used(tree, tmp_path, change):
     else:
         (tree / ".venv" / "onefold.stamp").unlink()
     # Every Python fails here, so the attempt to install ends at once: what counts is that it was made.
-    path = path_of(tmp_path, *NEEDED, "rm", "sed", "tail")
+    path = path_of(tmp_path, *NEEDED, "rm", "sed", "tail", "grep")
     for name in ("python3", "python3.11", "python3.12", "python3.13", "python3.14"):
         old_python(tmp_path, name)
     done = call("doctor", run=tree / "run", environ={"PATH": path, "EXIT_python": "1"})
