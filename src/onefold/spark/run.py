@@ -172,8 +172,8 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
         through = next((name for name in SOURCES if name in columns), None)
         file = F.col(AT) if AT in columns else F.input_file_name()
         at = file if through is None else F.col(quoted(through)).cast("string")
-        # The client of Spark Connect 4.0 cannot join a table that is observed with itself.
-        tells_copies = engine.tells_copies and not (is_connect(spark) and SPARK < (4, 1))
+        # The clients of Spark Connect 4.0 and 4.1 cannot join a table that is observed with itself.
+        tells_copies = engine.tells_copies and not (is_connect(spark) and SPARK < (4, 2))
         more = [at.alias(FILE)] if tells_copies else []
         narrow = read.messages.select(*(F.col(quoted(name)) for name in columns if name in needed), *more)
         judged = _judge(read, narrow, staging, "mark", say, Passing())
@@ -250,10 +250,11 @@ def going_on(
     refuse_overlap([("the source", located(spark, source.path))], writes)
     for outer, inner in permutations(writes, 2):
         refuse_inside(outer, inner)
-    with ExitStack() as locks:
+    with ExitStack() as stack:
+        locks = []
         for _, folder in folders:
             Place(spark, folder).make()
-            locks.enter_context(locked(Place(spark, folder), "run"))
+            locks.append(stack.enter_context(locked(Place(spark, folder), "run")))
         log = VersionLog(str(memory.path))
         opened = partial(open_sink, spark, path, format=format, strategy=strategy, options=options)
         last = opened().last(log.id or "")
@@ -264,6 +265,8 @@ def going_on(
         home = MemoryFolder.opened(str(memory.path), meaning, buckets=goes_on.buckets, keep=goes_on.keep)
         sink = opened(meaning={**meaning, **read.engine.source_meaning()})
         sink.last(home.id)
+        for lock in locks:
+            lock.check()
         log.begin(version)
         if isinstance(sink, ParquetSink):
             judged = read.messages.transform(read.engine.step(goes_on))
