@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse, OnefoldError
-from onefold.spark.columns import listed, milliseconds, quoted
+from onefold.spark.columns import AnyColumns, Names, milliseconds, quoted
 from onefold.spark.commits import files_of
 from onefold.spark.differences import Summary, chosen, diff, sampled, spoken
 from onefold.spark.engine import Engine, Identity
@@ -100,6 +100,8 @@ class Audit:
     """How many ids are among the firsts; None: what was published says nothing of verdicts."""
     twice: int = 0
     """How many ids are there more than once."""
+    again: int = 0
+    """How often an id that had expired counts once more."""
     repeats: int = 0
     orphans: int = 0
     """How many repeats have no first, though their reason knows of one."""
@@ -137,14 +139,14 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         rows = ("source", "published", "fingerprint_source", "fingerprint_published", "missing", "surplus")
-        ids = ("ids", "twice", "repeats", "orphans", "orphans_by_rule", "elsewhere")
+        ids = ("ids", "twice", "again", "repeats", "orphans", "orphans_by_rule", "elsewhere")
         figures = {name: getattr(self, name) for name in (*rows, *ids)}
         return {"agrees": self.agrees, **figures, "left_out": list(self.left_out), "shown": self.shown}
 
 
 def audit(
-    source: DataFrame, published: DataFrame, identity: Identity | Iterable[str] | None = None, *,
-    columns: Iterable[str] | None = None, sent: Fingerprint | None = None, goes_on: bool = False,
+    source: DataFrame, published: DataFrame, identity: Identity | Names | None = None, *,
+    columns: Names | None = None, sent: Fingerprint | None = None, goes_on: bool = False,
 ) -> Audit:  # fmt: skip
     """Compare what a source holds with what was published of it.
 
@@ -154,9 +156,12 @@ def audit(
     taken while it was read; then the source is only read again if the two do not agree. ``goes_on``: a repeat may have
     its first in what was published before, which is not looked at.
     """
-    if identity is not None and not isinstance(identity, Identity):
-        identity = Identity(names=tuple(listed(identity)))
     _, names = chosen(source, published, None, source.columns if columns is None else columns)
+    ids_in: tuple[str, ...] = ()
+    if identity is not None and not isinstance(identity, Identity):
+        ids_in, _ = map(tuple, chosen(source, published, identity, names))
+        identity = Identity(names=ids_in)
+    source, published = (AnyColumns(name=(*names, *ids_in)).put_into(df) for df in (source, published))
     wrong = AuditFinding(names if identity is None else identity.columns)
     passing = Passing(names)
     ids, counts = None, {}
@@ -260,6 +265,7 @@ class Ids:
         cells = {
             "ids": F.count_if(~alone),
             "twice": F.count_if(F.col(_SOON) > 0),
+            "again": F.sum(F.greatest(F.col(_FIRST) - 1, F.lit(0)) - F.col(_SOON)),
             "repeats": F.sum(F.col(_REPEAT) + F.col(_RULED)),
             "orphans": F.sum(F.when(alone, F.col(_REPEAT))),
             "orphans_by_rule": F.sum(F.when(alone, F.col(_RULED))),
