@@ -48,7 +48,17 @@ from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
 from onefold.ids.rules import NAME_BYTES
-from onefold.spark.columns import CORRUPT, ChainColumns, RoleColumns, in_order, listed, milliseconds, packed, quoted
+from onefold.spark.columns import (
+    CORRUPT,
+    ChainColumns,
+    Names,
+    RoleColumns,
+    in_order,
+    listed,
+    milliseconds,
+    packed,
+    quoted,
+)
 from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.fingerprints import hashable, null_masks
 from onefold.spark.gaps import missing_ranges
@@ -505,7 +515,7 @@ class Advice:
 
 
 def advise_window(
-    df: DataFrame, *, key: Iterable[str] | None = None, time: str = "arrival", order: str | None = None,
+    df: DataFrame, *, key: Names | None = None, time: str = "arrival", order: str | None = None,
     shares: Iterable[float] = SHARES, chains: ChainColumns | None = None, say: Callable[[str], None] | None = None,
     engine: Literal["ids"] | None = None,
 ) -> Advice:  # fmt: skip
@@ -580,7 +590,7 @@ def _beyond(table: DataFrame, windows_ms: Sequence[int]) -> list[int]:
     return [int(count) for count in table.agg(F.count_if(APART), *late).collect()[0]]
 
 
-def _key(key: Iterable[str] | None, chains: ChainColumns | None) -> tuple[str, ...] | None:
+def _key(key: Names | None, chains: ChainColumns | None) -> tuple[str, ...] | None:
     if key is not None:
         return tuple(dict.fromkeys(listed(key)))
     if chains is None:
