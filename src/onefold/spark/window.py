@@ -48,7 +48,18 @@ from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
 from onefold.ids.rules import NAME_BYTES
-from onefold.spark.columns import CORRUPT, ChainColumns, RoleColumns, in_order, listed, milliseconds, packed, quoted
+from onefold.spark.columns import (
+    CORRUPT,
+    OURS,
+    ChainColumns,
+    RoleColumns,
+    in_order,
+    listed,
+    milliseconds,
+    packed,
+    quoted,
+    readings,
+)
 from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.fingerprints import hashable, null_masks
 from onefold.spark.gaps import missing_ranges
@@ -100,7 +111,8 @@ class WindowColumns(RoleColumns):
     def id(self, df: DataFrame) -> tuple[str, ...]:
         if self.key is not None:
             return self.key
-        rest = tuple(name for name in df.columns if name not in (self.time, self.order, CORRUPT))
+        others = (self.time, self.order, CORRUPT)
+        rest = tuple(name for name in df.columns if name not in others and not name.lower().startswith(OURS))
         if not rest:
             raise Misuse(f"there is no column beside {self.time!r} to know a copy by", column=self.time)
         return rest
@@ -528,6 +540,8 @@ def advise_window(
         chains = ChainColumns(arrival=None)
     columns = WindowColumns(key=_key(key, chains), time=time, order=order)
     df, columns = columns.fitted(df)
+    if read := readings(df, (columns.time, columns.order)):
+        df = df.withColumns(read)
     id_bytes = NAME_BYTES if engine == "ids" else ID_BYTES
     say("looking at the columns")
     usable = usable_rows(df, columns)
