@@ -91,7 +91,10 @@ class Kept(Nowhere):
         return messages
 
 
-def handle(step: Any, sends: bool = True) -> Handled:
+NO_WORK: Any = None
+
+
+def handle(work: Any, step: Any, sends: bool = True) -> Handled:
     after, body = change(step.state)
     return Handled(after, (Outgoing("next", body),) if sends else ())
 
@@ -103,7 +106,7 @@ def onefold(entities: EntityStore, tokens: TokenStore, plan: str) -> Process:
 
     def process(first: int, count: int) -> None:
         jobs = [
-            Job(attempt(Key("bench", entity(n)), Message(token(n), "bench", {"n": n})), [handle])
+            Job(attempt(Key("bench", entity(n)), Message(token(n), "bench", {"n": n})), [NO_WORK], handle)
             for n in range(first, first + count)
         ]
         ended = ends(world, jobs)
@@ -559,7 +562,7 @@ def space_of_tokens(path: Path, messages: int, batch: int) -> None:
         assert ended == "applied", ended
         for sends in (True, False):  # what came from the source sends as much again, and that sends nothing
             jobs = [
-                Job(attempt(Key("bench", entity(n)), message), [partial(handle, sends=sends)])
+                Job(attempt(Key("bench", entity(n)), message), [NO_WORK], partial(handle, sends=sends))
                 for n, message in enumerate(queue.taken())
             ]
             ended_all = ends(world, jobs)

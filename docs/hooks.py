@@ -30,6 +30,7 @@ PAGES = {
     "CODE_OF_CONDUCT.md": "conduct.md",
 }
 """Pages of the root, and where the site has them."""
+NOTEBOOK = "examples/duplicates.ipynb"
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -46,9 +47,27 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     made = {page: (ROOT / name).read_text(encoding="utf-8") for name, page in PAGES.items()}
     made |= {"reference/commands.md": commands(), "reference/pipeline.md": pipeline()}
     made |= {f"reference/{package}.md": api(package) for package in PACKAGES}
+    made |= dict(notebook(json.loads((ROOT / NOTEBOOK).read_text(encoding="utf-8"))))
     for path, text in made.items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def notebook(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A notebook as a page, and its pictures."""
+    blocks = []
+    for number, cell in enumerate(document["cells"]):
+        source = "".join(cell["source"])
+        blocks.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = {kind: "".join(text) for kind, text in output.get("data", {}).items()}
+            if "image/svg+xml" in data:
+                yield f"notebook-{number}.svg", (picture := data["image/svg+xml"])
+                (seen,) = re.findall(r"<desc[^>]*>(.*?)</desc>", picture)
+                blocks.append(f"![{seen}](notebook-{number}.svg)")
+            else:
+                blocks.append(f"```text\n{data.get('text/plain') or ''.join(output['text']).rstrip()}\n```")
+    yield "notebook.md", "\n\n".join(blocks)
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:
@@ -64,8 +83,8 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
         name = path.relative_to(ROOT).as_posix()
         if path.is_dir() and (path / "README.md").exists():
             name += "/README.md"
-        if name in PAGES:
-            return f"[{text}]({up}{PAGES[name]}{anchor})"
+        if page := {**PAGES, NOTEBOOK: "notebook.md"}.get(name):
+            return f"[{text}]({up}{page}{anchor})"
         if name.startswith("docs/"):
             return f"[{text}]({up}{name.removeprefix('docs/')}{anchor})"
         return text if "`" in text else f"{text} (`{name}`)"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from onefold.reconcile import ItemSet, Session
     from onefold.report import RunReport
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Answer",

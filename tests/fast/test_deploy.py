@@ -57,6 +57,9 @@ def test_what_the_compose_file_mounts_and_waits_for_is_there():
             theirs = source == "./devices.toml"  # a registry holds keys: nobody shares one
             assert theirs or source in COMPOSE["volumes"] or (DEPLOY / source).is_file(), volume
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
+    (made,) = re.findall(r"mkdir (.+?) &&", (DEPLOY / "Dockerfile").read_text())
+    mounted = {volume.split(":")[1] for service in OURS.values() for volume in service.get("volumes", ())}
+    assert {place for place in mounted if "." not in place} <= set(made.split()), "a new volume would be root's"
 
 
 def test_the_pipeline_is_one_that_run_takes():
@@ -68,8 +71,9 @@ def test_the_dockerfile_names_extras_and_files_that_are_there():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     (extras,) = re.findall(r"EXTRAS=(\S+)", text)
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    sent = re.findall(r"^!(.+)$", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
     for copied in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
-        assert all((ROOT / name).exists() for name in copied.split())
+        assert all((ROOT / name).exists() and name in sent for name in copied.split())
     assert {project["readme"], *project["license-files"]} <= set(text.split())
 
 

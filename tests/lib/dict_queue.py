@@ -97,6 +97,11 @@ class DictQueue:
                 self._postpone(position, parcel, now_ms, delay_ms)
             self._changed.notify_all()
 
+    def count(self, deliveries: Sequence[ports.Delivery], by: int) -> None:
+        with self._locked():
+            for _, parcel in self._lent(deliveries):
+                parcel.times += by
+
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
         with self._locked():
             now_ms = self._clock_ms()

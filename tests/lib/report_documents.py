@@ -76,7 +76,7 @@ def _run(chains: int, strips: int, ranges: int, bins: int, seed: int) -> dict[st
             "phases": [["starting Spark", 5.2], ["judging", 9.4], ["keeping the books", 1.1],
                        ["finding what is missing", 2.9], ["publishing", 0.4], ["auditing", 4.1]],
             "bytes_in": 18_400_000,
-            "versions": {"onefold": "0.1.0", "python": "3.11.2", "spark": "4.3.0", "java": "21.0.8"},
+            "versions": {"onefold": "0.2.0", "python": "3.11.2", "spark": "4.3.0", "java": "21.0.8"},
         },
     }  # fmt: skip
 

@@ -80,7 +80,7 @@ def test_help_lists_every_command_and_installs_nothing(word, tmp_path):
         (["demo", "--seed", "7"], "onefold demo --seed 7"),
         (["check", "a path"], "onefold check a path"),
         (["simulate", "--rows", "1"], "onefold simulate --rows 1"),
-        (["test", "-k", "x y"], "python -m pytest -k x y"),
+        (["test", "-k", "x y"], f"{PYTEST} --sample tests/fast tests/stores tests/spark tests/proof src -k x y"),
         (["test", "tests/fast/chains", "-k", "gap"], "python -m pytest tests/fast/chains -k gap"),
         (["test"], f"{PYTEST} --sample tests/fast tests/stores tests/spark tests/proof src"),
         (["test", "fast"], f"{PYTEST} --sample tests/fast src"),
@@ -181,6 +181,26 @@ def test_without_the_venv_module_and_root_it_says_what_to_install(tree, tmp_path
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("ERROR: No matching distribution found for pip==26.3", "is there a network?"),
+        ("ERROR: Could not install packages: [Errno 28] No space left on device", "the disk is full: .venv takes 2 GB"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES", "pip failed; all that it said is in "),
+    ],
+)
+def test_where_pip_fails_the_last_line_says_why_in_plain_words(tree, tmp_path, words, said):
+    (tree / ".venv" / "onefold.stamp").unlink()
+    path = path_of(tmp_path, *NEEDED, "rm", "sed", "grep", "tail", "mkdir", "chmod", "df")
+    pip = f"#!/bin/sh\necho WARNING: Retrying\necho '{words}'\nexit 1\n"
+    make = f"""mkdir -p "$3/bin" && printf '%s' "{pip}" >"$3/bin/python" && chmod +x "$3/bin/python\""""
+    old_python(tmp_path, script=f"case $2 in venv) {make} ;; esac")
+    done = call("doctor", run=tree / "run", environ={"PATH": path})
+    assert done.returncode == 1
+    assert said in done.stderr.splitlines()[-1]
+    assert ("Retrying" in done.stderr) is ("HASHES" in words)
+
+
 def machine(tmp_path: Path, user: str, *names: str, installs: int = 0) -> dict[str, str]:
     """A machine of this user, where apt-get says with `installs` how it went, and keeps what it was asked for."""
     path = path_of(tmp_path, "sh", "readlink", "dirname", "cat", "cksum", "mktemp", "tail", "rm")
@@ -235,7 +255,7 @@ def test_an_environment_that_does_not_fit_is_not_used(tree, tmp_path, change):
     else:
         (tree / ".venv" / "onefold.stamp").unlink()
     # Every Python fails here, so the attempt to install ends at once: what counts is that it was made.
-    path = path_of(tmp_path, *NEEDED, "rm", "sed")
+    path = path_of(tmp_path, *NEEDED, "rm", "sed", "tail", "grep")
     for name in ("python3", "python3.11", "python3.12", "python3.13", "python3.14"):
         old_python(tmp_path, name)
     done = call("doctor", run=tree / "run", environ={"PATH": path, "EXIT_python": "1"})

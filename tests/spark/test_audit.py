@@ -90,7 +90,7 @@ def test_an_id_that_expires_may_come_again_later_but_not_sooner(spark):
     rows = [("f", 0), ("f", 60), ("g", 0), ("g", 59)]
     known = Identity(names=("frame",), time="at", expiry_ms=60)
     ids = Ids(judged(spark, rows, ["FIRST new_frame"] * 4, "frame string, at long"), known)
-    assert ids.counts() == {"ids": 2, "twice": 1, "repeats": 0, "orphans": 0, "orphans_by_rule": 0}
+    assert ids.counts() == {"ids": 2, "twice": 1, "again": 1, "repeats": 0, "orphans": 0, "orphans_by_rule": 0}
 
 
 def test_columns_that_are_not_published_are_misuse(spark):

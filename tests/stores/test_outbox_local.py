@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from time import monotonic
+from time import monotonic, process_time, sleep
 from typing import Any, NamedTuple
 
 import asyncpg
@@ -24,7 +24,7 @@ from onefold import Endpoint, Out
 from onefold.errors import Misuse, StoreFailed
 from onefold.outbox import Entity, Key, Outcome, Settled
 from onefold.outbox.plans import Commit, Message, unpack_message
-from onefold.outbox.ports import LocalStore, Parcel, open_local
+from onefold.outbox.ports import Ahead, LocalStore, Parcel, open_local
 from onefold.outbox.stores.sqlite import MemoryLedger, MemoryLocal, MemoryQueue
 from tests.lib.ledgers import Clock
 
@@ -97,6 +97,19 @@ def test_what_is_committed_is_one_thing_row_state_and_messages(store):
     assert store.peek([ONE]) == [Entity(ONE, 1, 7)]
     [sent] = store.lease(["next"], 1, 60_000)
     assert unpack_message(sent.payload)._replace(realm="") == out
+
+
+def test_what_is_leased_ahead_is_leased_with_the_commit_or_not_at_all(tmp_path):
+    store = open_local(f"sqlite:///{tmp_path}/shop.db")
+    receipts = leased(store, 2)
+    store.send([Parcel("orders", b"next")] * 3)
+    stale, good = (Commit(Entity(ONE, version), (receipts[0],), ()) for version in (1, 0))
+    ahead = Ahead(["orders"], 2, 60_000)
+    assert (store.commit([stale], ahead), ahead.deliveries) == ([Settled.STALE], ())
+    assert store.commit([good], ahead) == [Settled.DONE]
+    assert [(each.payload, each.times) for each in ahead.deliveries] == [(b"next", 1)] * 2
+    assert len(store.lease(["orders"], 9, 60_000)) == 1
+    store.close()
 
 
 def test_who_finds_no_row_or_another_version_changes_nothing(store):
@@ -341,29 +354,52 @@ def test_a_handler_that_ends_our_transaction_stops_the_consumer(tmp_path):
 
 
 def test_a_handler_that_takes_long_holds_nobody(app):
-    done: dict[int, float] = {}
-    begun: list[float] = []
-    going_on = threading.Event()
+    """What came with its message, and what was sent after that, is settled while it still blocks, and within 0.5 s. The
+    machine may be busy: one round of ten shows that."""
+    begun, going_on = threading.Event(), threading.Event()
 
     @app.handler("orders", key="n")
     def handle(state, message):
-        if message["n"] == 0:
-            begun.append(monotonic())
+        if message["n"] % 100 == 0:
+            begun.set()
             assert going_on.wait(60)
-        done[message["n"]] = monotonic()
-        if len(done) == 20:  # all the others, and what was sent after them
-            going_on.set()
         return 1, []
 
-    app.take("s", 1, [Out("orders", {"n": n}) for n in range(20)])
-    consumer = threading.Thread(target=lambda: app.consume(until_empty=True))
-    consumer.start()
-    app.take("s", 2, [Out("orders", {"n": 20})])
-    consumer.join(60)
-    assert not consumer.is_alive()
-    assert max(done, key=lambda n: done[n]) == 0
-    assert done[0] - begun[0] < 5, "0.2 s on a machine that has nothing else to do"
-    assert [app.state(str(n)) for n in range(21)] == [1] * 21
+    def delay_s(first: int) -> float:
+        app.take("s", first, [Out("orders", {"n": n}) for n in range(first, first + 20)])
+        consumer = threading.Thread(target=lambda: app.consume(until_empty=True))
+        consumer.start()
+        assert begun.wait(60)
+        start = monotonic()
+        app.take("later", first, [Out("orders", {"n": first + 20})])
+        while None in {app.state(str(n)) for n in range(first + 1, first + 21)}:
+            assert monotonic() - start < 60
+            sleep(0.01)
+        delay = monotonic() - start
+        assert app.state(str(first)) is None
+        going_on.set()
+        consumer.join(60)
+        assert app.state(str(first)) == 1
+        begun.clear()
+        going_on.clear()
+        return delay
+
+    assert any(delay_s(first) < 0.5 for first in range(0, 1_000, 100))
+
+
+def test_one_hot_key_is_at_least_half_as_fast_as_many(place):
+    def cpu_s(source: str, keys: int) -> float:
+        with Endpoint(source, store=place.url) as app:
+            app.handler(source, key=lambda message: message["n"] % keys)(lambda state, message: ((state or 0) + 1, []))
+            app.take(source, 1, [Out(source, {"n": n}) for n in range(1_000)])
+            start = process_time()
+            app.consume(until_empty=True, batch=100)
+            seconds = process_time() - start
+            assert sum(app.state(str(key)) for key in range(keys)) == 1_000
+        return seconds
+
+    cpu_s("warm", 1)
+    assert cpu_s("hot", 1) < 2 * cpu_s("many", 500)
 
 
 def test_coroutines_that_are_not_ready_hold_nobody(app):
@@ -441,10 +477,25 @@ def test_a_message_that_kills_its_process_takes_no_other_with_it(place, app):
             break
         assert done.returncode == -9, done.stderr
         deaths += 1
-    assert deaths <= 20
+    assert deaths == 20, "each was its own"
     assert [n for n in range(20) if app.state(str(n)) is None] == [7]
     [letter] = app.world.queue.buried()
     assert (unpack_message(letter.payload)["n"], app.world.queue.waiting()) == (7, {})
+
+
+def test_what_came_back_is_counted_when_it_is_begun_and_not_with_those_beside_it(place, app):
+    seen: dict[int, list[int]] = {}
+
+    @app.handler("orders", key="n")
+    def handle(state, message):
+        seen[message["n"]] = [times for (times,) in rows(place, "select times from outbox_queue order by times")]
+        return 1, []
+
+    app.take("s", 1, [Out("orders", {"n": n}) for n in range(9)])
+    queue = app.world.queue
+    queue.release(queue.lease(["orders"], 9, 60_000))  # as if the process had died
+    assert app.consume(until_empty=True).received == 9
+    assert sorted(seen.values(), key=len) == [[1] * others + [2] for others in range(9)]
 
 
 def test_a_clock_that_was_a_month_ahead_makes_nobody_wait():

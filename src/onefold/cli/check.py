@@ -241,7 +241,8 @@ def check(
         result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
     has_findings = _show_findings(result, json)
     for untold in (each for each in result["cannot_tell"] if each["option"] == "time"):
-        people.lines(text.foreign(f"try: {_command(path, engine, {'time': untold['value']})}", text.LINE_MAX))
+        better = _command(path, engine, {"time": untold["value"]}, option or ())
+        people.lines(text.foreign(f"try: {better}", text.LINE_MAX))
     if has_findings:
         raise Exit(1)
 
@@ -350,17 +351,25 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
     return bool(findings)
 
 
-def _command(path: str, engine: "Engine", changes: dict[str, str]) -> str:
-    """The command with these columns, by their roles, instead of its own."""
+def _command(path: str, engine: "Engine", changes: Mapping[str, str], reading: Sequence[str]) -> str:
+    """The command with these columns, by their roles, instead of its own, and the options of its reader."""
     from onefold.spark.columns import Usual
 
     chosen: dict[str, list[str]] = {}
     for role, name in engine.columns.named:
         if not isinstance(name, Usual):
             chosen.setdefault(role, []).append(name)
-    named = {role: ",".join(names) for role, names in chosen.items()} | changes
-    options = (f"--{role.replace('_', '-')} {shlex.quote(name)}" for role, name in named.items())
-    return f"onefold check {shlex.quote(path)} {' '.join(options)}"
+    named = {**{role: ",".join(names) for role, names in chosen.items()}, **changes}
+    options = [(f"--{role.replace('_', '-')}", name) for role, name in named.items()]
+    return shlex.join(
+        [
+            "onefold",
+            "check",
+            path,
+            *(word for pair in options for word in pair),
+            *(word for each in reading for word in ("--option", each)),
+        ]
+    )
 
 
 def what_names(path: str, columns: Sequence[str]) -> Misuse:

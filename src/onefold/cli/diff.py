@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 from rich.text import Text
 from typer import Argument, Exit, Option
 
-from onefold.cli.mistakes import are_small, format_of, refuse_path
+from onefold.cli.mistakes import are_small, format_of, refuse_files, refuse_path
 from onefold.cli.options import Format, ReaderOption, ServerToken, names_of, read_token, reader_options, refuse
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
@@ -159,6 +159,8 @@ def refuse_columns(
     if named:
         return
     places = [refuse_path(table.path, master=master) for table in tables]
+    for place, table in zip(places, tables, strict=True):
+        refuse_files(place, table.format, table.path)
     for rows_max in (PEEK_ROWS, None):  # a column may begin further down
         a, b = (
             None if local is None else peek(local, table.format, key or (), table.options, rows_max)
@@ -189,6 +191,7 @@ def diff_tables(
 ) -> dict[str, Any]:  # fmt: skip
     """What the tables do not share, after the repair if there was one."""
     from onefold.spark import diff_files
+    from onefold.spark.columns import quoted
     from onefold.spark.differences import diff as compare
     from onefold.spark.differences import sampled
 
@@ -201,7 +204,9 @@ def diff_tables(
         summary = diff.summary.to_dict()
         keys = {"only_a": key, "only_b": key, "differing": None, "doubled": None}
         kinds = [kind for kind in keys if summary[kind] and samples]
-        return {**summary, "shown": {kind: sampled(getattr(diff, kind), keys[kind], samples) for kind in kinds}}
+        by = [quoted(name) for name in key or ()]
+        rows = {kind: getattr(diff, kind).orderBy(*by) if by else getattr(diff, kind) for kind in kinds}
+        return {**summary, "shown": {kind: sampled(rows[kind], keys[kind], samples) for kind in kinds}}
 
     # What cannot be done is refused before the work begins.
     if repair:

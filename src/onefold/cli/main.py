@@ -8,6 +8,7 @@ when it is called: ``onefold --help`` answers at once and without Spark. ``ONEFO
 from.
 """
 
+import logging
 import os
 import re
 import shutil
@@ -207,8 +208,20 @@ SPARK_NOISE: Final = re.compile(
 """Around what happened: py4j's colon, the task that it happened to, the Java class, the state of the SQL standard."""
 
 
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Not a page of py4j about a call that Ctrl-C cut off, which it gives to the root of all loggers."""
+    return "py4j" not in record.pathname
+
+
 class Helped(TyperCommand):
-    """Its help has options in sections, and an example at the end."""
+    """Its help has options in sections, and an example at the end; Ctrl-C is one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        logging.getLogger().addFilter(_is_ours)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
 
     # Typer keeps the types of these arguments to itself.
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -331,11 +344,17 @@ def _refuse_stores(words: Sequence[str]) -> None:
 
 def _corrected(error: BaseException, words: list[str]) -> str | None:
     """The command as it may have been meant."""
-    from onefold.cli.mistakes import corrected
+    from onefold.cli.mistakes import corrected, quoted
 
     values = error.values if isinstance(error, Misuse) else {}
-    if isinstance(error, typer.TyperException) and (near := getattr(error, "possibilities", None)):
-        values = {"wrong": getattr(error, "option_name", None), "right": near[0]}
+    if isinstance(error, typer.TyperException):
+        if near := getattr(error, "possibilities", None):
+            values = {"wrong": getattr(error, "option_name", None), "right": near[0]}
+        if "unexpected extra argument" in error.format_message():
+            return quoted(words)
+        context = getattr(error, "ctx", None)
+        if context and getattr(getattr(error, "param", None), "param_type_name", "") == "argument":
+            return f"onefold {EXAMPLES[context.command_path.removeprefix('onefold ')]}"
     return corrected(words, values)
 
 

@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,7 +65,7 @@ def corrected(words: Sequence[str], values: Mapping[str, Any]) -> str | None:
     wrong = values.get("column") if role is not None else values.get("wrong")
     if role is not None and right is None:
         right = "COLUMN" if values.get("required") else "none"
-    if wrong is None or right is None:
+    if wrong is None or right is None or (role is None and right in words):
         return None
     line, is_right = list(words), False
     for i, word in enumerate(words):
@@ -76,6 +77,14 @@ def corrected(words: Sequence[str], values: Mapping[str, Any]) -> str | None:
     if not is_right and role is None:
         return None
     return shlex.join(["onefold", *line, *([] if is_right else [f"--{str(role).replace('_', '-')}", right])])
+
+
+def quoted(words: Sequence[str]) -> str | None:
+    """The command with quotes around the name of a file that has spaces in it; None if there is no such file."""
+    for first, last in combinations(range(len(words) + 1), 2):
+        if last - first > 1 and Path(name := " ".join(words[first:last])).exists():
+            return shlex.join(["onefold", *words[:first], name, *words[last:]])
+    return None
 
 
 def format_of(path: str) -> str:
@@ -160,8 +169,8 @@ def refuse_mistakes(
     place = refuse_path(path, what, master)
     if kind not in _KNOWN and (near := get_close_matches(kind, _KNOWN, n=1)):
         raise Misuse(f"the format is {kind!r}, did you mean {near[0]!r}", wrong=kind, right=near[0])
-    if kind == "parquet" and place is not None and place.is_file() and (other := format_of(path)) != kind:
-        raise Misuse(f'{what}{": " if what else ""}{path} is a file of {other}: format = "{other}"', path=path)
+    where = f"{what}: {path}" if what else path
+    refuse_files(place, kind, where)
     names = [name for _, name in columns.named]
     table = None if place is None else peek(place, kind, names, options)
     if place is None or table is None:
@@ -169,12 +178,33 @@ def refuse_mistakes(
     try:
         _check(table, columns)
     except Misuse:
+        if kind == "csv" and len(table.columns) == 1 and (sign := re.search(r"[;|\t]", table.columns[0])):
+            other = sign[0].replace("\t", "\\t")
+            say = f'options = {{ sep = "{other}" }}' if what else f"--option 'sep={other}'"
+            raise Misuse(f"{where} has one column, {table.columns[0]!r}: name what separates them, {say}") from None
         if table.complete:
             raise
         table = peek(place, kind, names, options, rows_max=None)  # a column may begin further down
         if table is not None and table.complete:
             _check(table, columns)
     return table
+
+
+def refuse_files(place: Path | None, kind: str, where: str) -> None:
+    """Refuse a folder without files, and a file that is none of Parquet where nothing else is said."""
+    from onefold.spark.peek import visible
+
+    if place is None or kind not in _FORMATS.values():
+        return
+    if place.is_dir() and next(visible(place), None) is None:
+        raise Misuse(f"{where} is a folder without files")
+    if kind == "parquet" and place.is_file() and place.suffix != ".parquet":
+        with place.open("rb") as file:
+            is_parquet = file.read(4) == b"PAR1"
+        if (other := format_of(str(place))) != kind:
+            raise Misuse(f'{where} is a file of {other}: --format {other}, or format = "{other}" in [source]')
+        if not is_parquet:
+            raise Misuse(f'{where} is no Parquet file: name its format, --format csv, or format = "csv" in [source]')
 
 
 def _check(table: "Peek", columns: "Named") -> None:

@@ -72,11 +72,14 @@ class People(Console):
             yield segment if control or text.isprintable() else Segment(printable(text), style)
 
 
+_IN_NOTEBOOK: Final = "ipykernel" in sys.modules  # whose standard error says that it is a terminal
 people: Final = People(
     stderr=True,
-    width=None if sys.stderr.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS,
+    width=None if (sys.stderr.isatty() and not _IN_NOTEBOOK) or "COLUMNS" in os.environ else PIPE_COLUMNS,
     highlight=False,
     emoji=False,
+    force_jupyter=False,
+    force_terminal=False if _IN_NOTEBOOK else None,
 )
 """Where text for people goes. Foreign text may hold brackets: print it with ``markup=False``."""
 

@@ -107,9 +107,9 @@ def _tell(settings: Settings, result: dict[str, Any], *, strict: bool, json: boo
     audited, untold = agreement.audited(result["audit"]), text.cannot_tell(result, toml=True)
     for line in (*audited, *untold, *agreement.files_read(result["manifest"])):
         people.print(line, soft_wrap=True)
-    people.print(f"published in {result['path']}", highlight=False)
+    people.lines(f"published in {result['path']}")
     if result["report"]:
-        people.print(f"report: {result['report']}", markup=False, highlight=False, soft_wrap=True)
+        people.lines(f"report: {result['report']}")
     # Repeats are what a pipeline is there to remove; they are no finding, if each has its first.
     unknown = tally.count(Verdict.UNSURE) or tally.count(Verdict.REJECT) or result["missing_ranges"]
     unknown = unknown or result["manifest"]["changed"]

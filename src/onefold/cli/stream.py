@@ -45,7 +45,7 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
         from onefold.stores.postgres import parse
 
         output = str(parse(output))  # without the password
-    people.print(f"{'stopped' if stop.is_set() else 'all read'}; published in {output}")
+    people.lines(f"{'stopped' if stop.is_set() else 'all read'}; published in {output}")
     if last.held:
         people.print(f"{last.held:,} messages are held back in the checkpoint, in no book yet")
     aside = [f"set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}" for file in last.set_aside]

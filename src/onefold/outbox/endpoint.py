@@ -44,7 +44,18 @@ from onefold.outbox.ports import (
     open_tokens,
     parcels_of,
 )
-from onefold.outbox.runner import Loop, Work, World, attempted, fresh_ids, raised, run_one, takes_context
+from onefold.outbox.runner import (
+    UNLEASED,
+    HandlerCalls,
+    Loop,
+    Work,
+    World,
+    attempted,
+    fresh_ids,
+    raised,
+    run_one,
+    takes_context,
+)
 from onefold.outbox.stores.foreign import add_rows
 from onefold.outbox.worker import Consumer, Consuming, Recovered, recover
 from onefold.stores.addresses import scheme_of
@@ -202,14 +213,14 @@ class Endpoint:
         """The state of an entity; None if it is not there."""
         return self.world.entities.load([self.key(name)])[0].state
 
-    def work(self, message: Message, delivery: Delivery | None = None) -> Work:
+    def work(self, message: Message, delivery: Delivery = UNLEASED, plan: str = "") -> Work:
         """A message with its handler and its entity; `BadInput` if it has none."""
         handling = self._handlers.get(message.to)
         if handling is None:
             raise BadInput(f"{self.name} has no handler for {message.to!r:.300}", queue=message.to)
         plans.check_token(message.token)
         name, message = handling.read(message)
-        return Work(message, None if name is None else Key(self.name, name), handling, delivery)
+        return Work(message, None if name is None else Key(self.name, name), handling, delivery, plan)
 
     def plan_of(self, message: Message) -> str:
         """Under which plan it is processed: ours, unless an endpoint with another one on the same database sent it.
@@ -226,10 +237,9 @@ class Endpoint:
     def process(self, message: Message, delivery: Delivery | None = None) -> Outcome:
         """Attempt one message, once, and acknowledge its delivery, which the plan `local` needs. After CONFLICT or an
         error, which is raised, it must come again."""
-        work = self.work(message, delivery)
         plan = self.plan_of(message) if message.realm else self.plan
-        (end,) = attempted(self.world, plan, [work], self.loop, self.clock_ms())
-        return raised(end)
+        work = self.work(message, delivery or UNLEASED, plan)
+        return raised(attempted(self.world, work, HandlerCalls(self.loop, self.clock_ms())))
 
     def send(self, connection: Any, *outs: Out) -> Any:
         """Send in a transaction of your own: with your rows, or not at all. ``connection`` leads to the store, by

@@ -51,7 +51,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -120,6 +120,7 @@ class Outgoing(NamedTuple):
 
     to: str
     body: Any
+    """A JSON value, perhaps `Packed`."""
     token: str = ""
     headers: Mapping[str, str] = NO_HEADERS
     due_ms: int = 0
@@ -212,9 +213,23 @@ class Entity(NamedTuple):
         return Entity(self.key, self.version, self.state, outbox)
 
 
+@dataclass(slots=True)
+class Packed:
+    """A JSON value as text: who made it cannot change it any more, and it is not packed again."""
+
+    text: str
+
+    @property
+    def value(self) -> Any:
+        """Another one each time."""
+        return _SCAN(self.text, 0)[0]
+
+
 def _jsonable(value: Any) -> Any:
     """What else is taken: dataclasses and pydantic models as objects, bytes as Base64, dates, times, decimals, UUIDs
     and enums as pydantic writes them, which is text. A set is not: it has no order."""
+    if type(value) is Packed:
+        return value.value
     if isinstance(value, bytes | bytearray):
         return b64encode(value).decode()
     if is_dataclass(value) and not isinstance(value, type):
@@ -240,11 +255,6 @@ _CHUNKS: Any = _MAKER and _MAKER(
 )
 
 
-def _value(packed: str) -> Any:
-    """What `pack` made a text of, without the looks that foreign text needs."""
-    return _SCAN(packed, 0)[0]
-
-
 def _parsed(text: str) -> Any:
     """As `json.loads`, which looks for white space twice: what we wrote has none around it."""
     try:
@@ -263,6 +273,8 @@ def pack(value: Any) -> str:
     Traceback (most recent call last):
     onefold.errors.BadInput: not a JSON value: Object of type set is not JSON serializable
     """
+    if type(value) is Packed:
+        return value.text
     try:
         return "".join(_CHUNKS(value, 0)) if _CHUNKS else _ENCODER.encode(value)
     except (TypeError, ValueError, RecursionError) as error:
@@ -316,11 +328,12 @@ def pack_message(message: Message, realm: str = "") -> bytes:
     >>> pack_message(Message("t1", "orders", 7))
     b'{"body":7,"cause":"","origin":"","realm":"","to":"orders","token":"t1","v":1}'
     """
-    token, to, body, cause, origin, its_realm, headers, *times = message
+    token, to, body, cause, origin, its_realm, headers, due_ms, delay_ms, priority = message
     names = token, to, cause, origin, realm or its_realm
-    if headers or any(times):
+    if headers or due_ms or delay_ms or priority:
+        times = zip(_TIMES, (due_ms, delay_ms, priority), strict=True)
         fields = dict(zip(_TEXTS, names, strict=True)) | {"body": body, "v": ENVELOPE}
-        fields |= {name: value for name, value in zip(_TIMES, times, strict=True) if value}
+        fields |= {name: value for name, value in times if value}
         return pack(fields | {"headers": dict(headers)} if headers else fields).encode()
     token, to, cause, origin, realm = map(_QUOTED, names)
     text = (  # the same text, in a third of the time
@@ -395,6 +408,7 @@ class Handled(NamedTuple):
     """What a handler made of a message: the new state, and what is to be sent."""
 
     state: Any
+    """`Packed`, or None."""
     outgoing: tuple[Outgoing, ...]
 
 
@@ -653,11 +667,14 @@ Ends = tuple["Outcome | HandlerFailed | None", ...]
 """Of messages that were folded, in their order; None: one before it failed, and it waits for that one."""
 
 
-def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = False) -> Generator[Step, Any, Ends]:
+def folded(
+    key: Key | None, messages: tuple[Message, ...], leased: Sequence[str] | None = None, *, in_order: bool = False
+) -> Generator[Step, Any, Ends]:
     """For one database that has the queue, too: messages of one entity, the handler folded over its state, and all of
     it in one transaction. One that fails changes nothing, and the others are as if it had not been there; ``in_order``:
-    those behind it wait for it. ``key`` None: the handler keeps no state here."""
-    receipts: tuple[str | None, ...] = yield Lease(tuple([message.token for message in messages]))
+    those behind it wait for it. ``key`` None: the handler keeps no state here. ``leased``: receipts of their rows, if
+    that was done before."""
+    receipts: Sequence[str | None] = leased or (yield Lease(tuple([message.token for message in messages])))
     entity: Entity | None = None if key is None else (yield Peek(key))
     state = None if entity is None else entity.state
     ends: list[Outcome | HandlerFailed | None] = [Outcome.DUPLICATE] * len(messages)
@@ -666,6 +683,8 @@ def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = F
     for number, (message, receipt) in enumerate(zip(messages, receipts, strict=True)):
         if receipt is None:
             continue
+        if type(state) is Packed:
+            state = state.value
         try:
             done: Handled | Asked | None = yield Handle(state, number)
             if isinstance(done, Asked):
@@ -686,7 +705,7 @@ def folded(key: Key | None, messages: tuple[Message, ...], *, in_order: bool = F
         ends[number] = Outcome.APPLIED
     if not ours:
         return tuple(ends)
-    _, *tokens = (yield Fresh(1 + len(outgoing))) if outgoing else ("",)
+    tokens: tuple[str, ...] = (yield Fresh(1 + len(outgoing)))[1:] if outgoing else ()
     sent = [
         Message(token, out.to, out.body, message.token, message.origin, "", *out[3:])
         for token, (message, out) in zip(tokens, outgoing, strict=True)
@@ -1046,8 +1065,8 @@ def check_name(name: str, what: str) -> str:
 def handled(answer: Any, message: Message, now_ms: int = 0) -> Handled:
     """What a handler returned, checked and ready to be stored; `BadInput` says what is wrong with it.
 
-    >>> handled(({"paid": 20}, [Out("shipping", {"order": 7})]), Message("t", "orders", {})).outgoing
-    (Outgoing(to='shipping', body={'order': 7}, token='', headers={}, due_ms=0, delay_ms=0, priority=0),)
+    >>> handled(({"paid": 20}, [Out("shipping", {"order": 7})]), Message("t", "orders", {}))
+    Handled(state=Packed(text='{"paid":20}'), outgoing=(Outgoing(to='shipping', body=Packed(text='{"order":7}'), ...),))
     """
     if not isinstance(answer, tuple) or len(answer) != 2 or isinstance(answer, Out):
         raise BadInput(f"{message.to}: the handler returned {answer!r:.200}, not (state, outgoing)")
@@ -1055,10 +1074,11 @@ def handled(answer: Any, message: Message, now_ms: int = 0) -> Handled:
     packed = _packed(state)
     if len(packed) > STATE_BYTES_MAX:
         raise BadInput(f"{message.to}: the new state has {len(packed)} bytes, more than {STATE_BYTES_MAX}")
-    # Through the text and back: what the handler keeps a hold of cannot change any more, and tuples are lists already.
+    # As text: what the handler keeps a hold of cannot change any more.
     headers = message.headers
     trace = {name: headers[name] for name in TRACE if name in headers} if headers else NO_HEADERS
-    return Handled(_value(packed), outgoings(outgoing or (), message.to, message.origin, now_ms, trace))
+    sent = outgoings(outgoing, message.to, message.origin, now_ms, trace) if outgoing else ()
+    return Handled(None if packed == "null" else Packed(packed), sent)
 
 
 def check_answer(answer: Any, message: Message) -> Any:
@@ -1079,25 +1099,24 @@ def outgoings(
     for out in outs:
         if not isinstance(out, Out):
             raise BadInput(f"{where}: what is sent is {out!r:.200}, must be an Out(to, body)")
-        packed = _packed(out.body)
+        to, body, headers, delay_s, at_s, priority = out
+        packed = _packed(body)
         if len(packed) > BODY_BYTES_MAX:
-            raise BadInput(f"{where}: a message to {out.to!r} has {len(packed)} bytes, more than {BODY_BYTES_MAX}")
-        if type(out.priority) is not int or abs(out.priority) > PRIORITY_MAX:
-            raise BadInput(
-                f"{where}: priority of a message to {out.to!r} is {out.priority!r:.100}, over {PRIORITY_MAX}"
-            )
-        body, to = _value(packed), out.to
-        headers = _headers(out, trace, where) if out.headers or trace else {}
-        due_ms, delay_ms = (0, 0) if out.delay_s == 0 == out.at_s else _times(out, now_ms, where)
-        extras = headers, due_ms, delay_ms, out.priority
+            raise BadInput(f"{where}: a message to {to!r} has {len(packed)} bytes, more than {BODY_BYTES_MAX}")
+        extras: tuple[Any, ...] = ()
+        if headers or trace or delay_s != 0 or at_s != 0 or priority != 0:
+            if type(priority) is not int or abs(priority) > PRIORITY_MAX:
+                raise BadInput(f"{where}: priority of a message to {to!r} is {priority!r:.100}, over {PRIORITY_MAX}")
+            times = (0, 0) if delay_s == 0 == at_s else _times(out, now_ms, where)
+            extras = "", _headers(out, trace, where), *times, priority
         if isinstance(to, str):
-            messages.append(Outgoing(check_queue(to), body, "", *extras))
+            messages.append(Outgoing(check_queue(to), Packed(packed), *extras))
         elif to != ():
-            messages += [Outgoing(check_queue(name), body, "", *extras) for name in to]
+            messages += [Outgoing(check_queue(name), Packed(packed), *extras) for name in to]
         elif origin:
             queue, _, request = origin.partition("/")
-            answer = {"request": request, "answer": body}
-            messages.append(Outgoing(check_queue(queue), answer, "", *extras))
+            answer = Packed(f'{{"answer":{packed},"request":{pack(request)}}}')
+            messages.append(Outgoing(check_queue(queue), answer, *extras))
     if len(messages) > OUTGOING_MAX:
         raise BadInput(f"{where}: {len(messages)} messages at once, more than {OUTGOING_MAX}")
     return tuple(messages)

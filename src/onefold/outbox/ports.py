@@ -14,8 +14,10 @@ working folder, ``sqlite:////srv/x.db`` (four strokes) one by its full path; a q
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from onefold.errors import Misuse
@@ -182,10 +184,13 @@ def numbers_of(receipt: str) -> tuple[int, int]:
     >>> numbers_of("17-2")
     (17, 2)
     """
-    position, _, loan = receipt.partition("-")
-    if not (_is_number(position) and _is_number(loan)):
+    if _RECEIPT.fullmatch(receipt) is None:
         raise Misuse(f"no receipt of this queue: {receipt!r}", receipt=receipt)
+    position, _, loan = receipt.partition("-")
     return int(position), int(loan)
+
+
+_RECEIPT: Final = re.compile("[1-9][0-9]{0,17}-[1-9][0-9]{0,17}")
 
 
 class Buried(NamedTuple):
@@ -245,6 +250,9 @@ class Queue(Protocol):
         """Give them out again, after so long; these receipts are worth nothing any more. ``anew``: and count how often
         from one again."""
 
+    def count(self, deliveries: Sequence[Delivery], by: int) -> None:
+        """Count them as given out so many times more, or fewer; nothing where a queue cannot."""
+
     def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
         """Set them aside as dead letters, which nobody is given: one for all equal parcels of a queue. One that was
         given out again is left to its holder."""
@@ -284,6 +292,17 @@ class LocalTransaction(Protocol):
         """What is done in it is undone if anything is raised. `EndedTransaction` if that is what somebody did."""
 
 
+@dataclass(slots=True)
+class Ahead:
+    """A lease that is asked for with a commit, to be part of its transaction."""
+
+    queues: Sequence[str]
+    limit: int
+    lease_ms: int
+    deliveries: Sequence[Delivery] = ()
+    """What was leased; nothing says nothing: a store need not do it."""
+
+
 class LocalStore(Ledger, Queue, Protocol):
     """Entities, tokens and the queue in one database, which can change all in one transaction. Then the row of a parcel
     is the token of its message, for the plan `local`; beside it the ledger's own tokens serve the other plans."""
@@ -313,7 +332,7 @@ class LocalStore(Ledger, Queue, Protocol):
     def holds_row(self, delivery: Delivery) -> bool:
         """Whether its row is there, leased to whomever."""
 
-    def commit(self, steps: Sequence[plans.Commit]) -> list[plans.Settled]:
+    def commit(self, steps: Sequence[plans.Commit], ahead: Ahead | None = None) -> list[plans.Settled]:
         """Do each or change nothing for it, all in one transaction that is durable when it returns."""
 
 

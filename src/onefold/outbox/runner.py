@@ -16,7 +16,7 @@ import inspect
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 from secrets import token_hex
@@ -28,6 +28,7 @@ from onefold.errors import Misuse
 from onefold.outbox import plans
 from onefold.outbox.plans import PLANS, Attempt, Handler, HandlerFailed, Key, Message, Outcome
 from onefold.outbox.ports import (
+    Ahead,
     Delivery,
     EndedTransaction,
     EntityStore,
@@ -80,7 +81,7 @@ class World:
             raise Misuse("the plan 'local' needs entities and queue in one database: these are two")
         return cast(LocalStore, stores[0])
 
-    def perform(self, kind: type, steps: Sequence[Any]) -> Sequence[Any]:
+    def perform(self, kind: type, steps: Sequence[Any], ahead: Ahead | None = None) -> Sequence[Any]:
         if kind is plans.Load:
             return self.entities.load([step.key for step in steps])
         if kind is plans.Persist:
@@ -98,7 +99,7 @@ class World:
         if kind is plans.Keep:
             return self.local.keep(steps)
         if kind is plans.Commit:
-            return self.local.commit(steps)
+            return self.local.commit(steps, ahead)
         if kind is plans.Fresh:
             ids = iter(fresh_ids(sum(step.many for step in steps)))
             return [tuple(islice(ids, step.many)) for step in steps]
@@ -113,15 +114,38 @@ class World:
         return [None] * len(steps)
 
 
+UNLEASED: Final = Delivery("", b"", "", 0)
+"""Of a message that came by no queue: there is nothing to acknowledge."""
+
+
+class Work(NamedTuple):
+    """A message, and who handles it."""
+
+    message: Message
+    key: Key | None
+    """Its entity; None: its handler keeps no state here."""
+    handling: plans.Handling
+    delivery: Delivery = UNLEASED
+    """What is acknowledged when it is done, or what its row is leased by."""
+    plan: str = ""
+    tries: int = 1
+    """This one included, since it was leased."""
+
+    @property
+    def turn(self) -> Key | str:
+        """Its entity, where one is at a time; a message without one waits for nobody."""
+        return self.key or self.delivery.receipt
+
+
 @dataclass(slots=True, eq=False)
 class Job:
     """An attempt under way, and what it needs besides the stores."""
 
     attempt: Generator[plans.Step, Any, Any]
-    handles: Sequence[Handle] = ()
-    """Each calls the handler for one of its messages, or what that wants done outside, or starts it elsewhere."""
-    deliveries: Sequence[Delivery] = ()
-    """Of its messages: what is acknowledged, or what the rows are leased by."""
+    works: Sequence[Work] = ()
+    """Its messages."""
+    call: Call | None = None
+    """Calls the handler for one of them, or what that wants done outside, or starts it elsewhere."""
     pending: plans.Step | None = None
     ended: Any = None
     """What it came to, or what stopped it."""
@@ -129,11 +153,13 @@ class Job:
     """The handler that runs elsewhere."""
     batch: Batch | None = None
 
+    @property
+    def deliveries(self) -> list[Delivery]:
+        return [work.delivery for work in self.works if work.delivery is not UNLEASED]
+
     def go_on(self, answer: Any, error: Exception | None = None) -> None:
         try:
             self.pending = self.attempt.send(answer) if error is None else self.attempt.throw(error)
-            if type(self.pending) is plans.Lease:  # it was, before the attempt began
-                self.pending = self.attempt.send(tuple([delivery.receipt for delivery in self.deliveries]))
         except StopIteration as stop:
             self.pending, self.ended = None, stop.value
         except Exception as failure:
@@ -147,8 +173,10 @@ class Job:
 class Batch:
     """Jobs that one thread leads in step. While it waits for a handler, another can take over all but that one."""
 
-    def __init__(self, jobs: Iterable[Job] = ()) -> None:
+    def __init__(self, jobs: Iterable[Job] = (), ahead: Ahead | None = None) -> None:
         self.jobs: list[Job] = []
+        self.ahead = ahead
+        """What to lease with the commit that ends them all."""
         self.is_left = False
         """Another thread has taken over: who led it is late, and not needed any more when its last job is done."""
         self.lock = threading.Lock()
@@ -180,7 +208,7 @@ class Batch:
         if busy is None or self.is_left or monotonic() - self._since < hold_s:
             return None
         rest = Batch(job for job in self.jobs if job is not busy)
-        self.jobs, self.is_left = [busy], True
+        self.jobs, self.is_left, self.ahead = [busy], True, None
         return rest
 
 
@@ -207,7 +235,8 @@ def run(world: World | _Within, batch: Batch, late_s: float | None = None) -> No
                 if kind is plans.Acknowledge:
                     cast(World, world).queue.acknowledge([delivery for job in group for delivery in job.deliveries])
                 else:
-                    answers = world.perform(kind, [job.pending for job in group])
+                    is_last = len(by_kind) == 1 and not handling
+                    answers = world.perform(kind, [job.pending for job in group], batch.ahead if is_last else None)
             except Exception as error:
                 for job in group:
                     job.fail(error)
@@ -236,8 +265,9 @@ def _call_handlers(batch: Batch, group: list[Job], late_s: float | None) -> bool
             if not batch.enter(job):
                 continue
             step, some = cast("plans.Handle | plans.Call", job.pending), True
+            assert job.call is not None, "it has nothing to handle"
             try:
-                answer = job.handles[step.number](step)
+                answer = job.call(job.works[step.number], step)
             except Exception as error:
                 job.go_on(None, error)
             else:
@@ -326,39 +356,36 @@ class Loop:
         loop.close()
 
 
-Handle = Callable[[plans.Handle | plans.Call], Any]
+Call = Callable[[Work, "plans.Handle | plans.Call"], Any]
 
 
-@dataclass(slots=True)
-class HandlerCall:
-    """One of `Job.handles`: what the handler returns is checked, and whatever goes wrong is `HandlerFailed`."""
+@dataclass(frozen=True, slots=True)
+class HandlerCalls:
+    """A `Job.call`: what a handler returns is checked, and whatever goes wrong is `HandlerFailed`."""
 
-    handling: plans.Handling
-    message: Message
     loop: Loop
     now_ms: int = 0
-    stateful: bool = True
     db: LocalTransaction | None = None
 
-    def __call__(self, step: plans.Handle | plans.Call) -> Any:
-        outside = isinstance(step, plans.Call)
+    def __call__(self, work: Work, step: plans.Handle | plans.Call) -> Any:
+        message, handling = work.message, work.handling
         context: plans.Context | None = None
         try:
             if isinstance(step, plans.Call):
                 answer = step.call(step.key)
             else:
-                call = self.handling.call
-                values = [*([step.state] if self.stateful else []), self.message]
+                call = handling.call
+                values = (message,) if handling.key is None else (step.state, message)
                 if self.db is not None:
                     with self.db.savepoint():
-                        return self._checked(call(*values, self.db.connection), context, outside)
+                        return self._checked(work, step, call(*values, self.db.connection))
                 if takes_context(call):
                     context = plans.Context(step.answers)
                     answer = call(*values, ctx=context)
                 else:
                     answer = call(*values)
-            if not isinstance(answer, CoroutineType):
-                return self._checked(answer, context, outside)
+            if type(answer) is not CoroutineType:
+                return self._checked(work, step, answer, context)
         except plans.Asked as asked:
             return asked
         except EndedTransaction:
@@ -366,30 +393,31 @@ class HandlerCall:
         except BaseException as error:  # SystemExit and the like must not end a thread of the consumer either
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 raise  # somebody pressed Ctrl-C
-            raise self._failure(error) from error
-        return self.loop.begin(self._awaited(answer, context, outside))
+            raise _failure(message, error) from error
+        return self.loop.begin(self._awaited(work, step, answer, context))
 
-    async def _awaited(self, answer: Coroutine[Any, Any, Any], context: plans.Context | None, outside: bool) -> Any:
+    async def _awaited(self, work: Work, step: Any, answer: Coroutine[Any, Any, Any], context: Any) -> Any:
         try:
-            return self._checked(await answer, context, outside)
+            return self._checked(work, step, await answer, context)
         except plans.Asked as asked:
             return asked
         except GeneratorExit:
             raise
         except BaseException as error:  # here it would end the loop, and all who wait for it would wait for ever
-            raise self._failure(error) from error
+            raise _failure(work.message, error) from error
 
-    def _checked(self, answer: Any, context: plans.Context | None, outside: bool) -> Any:
+    def _checked(self, work: Work, step: Any, answer: Any, context: plans.Context | None = None) -> Any:
         if context is not None and context.asked is not None:
             raise Misuse(
                 f"the handler went on behind ctx.once({context.asked.name!r}): it must not catch BaseException"
             )
-        if outside:
-            return plans.check_answer(answer, self.message)
-        return plans.handled(answer if self.stateful else (None, answer), self.message, self.now_ms)
+        if type(step) is plans.Call:
+            return plans.check_answer(answer, work.message)
+        return plans.handled((None, answer) if work.handling.key is None else answer, work.message, self.now_ms)
 
-    def _failure(self, error: BaseException) -> HandlerFailed:
-        return HandlerFailed(f"{self.message.to}: {describe(error)}", token=self.message.token)
+
+def _failure(message: Message, error: BaseException) -> HandlerFailed:
+    return HandlerFailed(f"{message.to}: {describe(error)}", token=message.token)
 
 
 @lru_cache(maxsize=1_000)
@@ -411,39 +439,25 @@ def describe(error: BaseException) -> str:
     return (f"{type(error).__name__}: {text}" if text else type(error).__name__)[:TEXT_MAX]
 
 
-class Work(NamedTuple):
-    message: Message
-    key: Key | None
-    """None: its handler keeps no state here."""
-    handling: plans.Handling
-    delivery: Delivery | None = None
-    """What is acknowledged when it is done; None: nothing."""
-
-
-def job_of(plan: str, works: Sequence[Work], loop: Loop, now_ms: int, db: LocalTransaction | None = None) -> Job:
+def job_of(works: Sequence[Work], call: HandlerCalls) -> Job:
     """An attempt at messages of one entity: several only under the plan `local`."""
-    handles, deliveries = list[HandlerCall](), list[Delivery]()
-    for work in works:
-        handles.append(HandlerCall(work.handling, work.message, loop, now_ms, work.key is not None, db))
-        if work.delivery is not None:
-            deliveries.append(work.delivery)
     first = works[0]
-    if plan == "local":
-        if len(deliveries) < len(works):
+    if first.plan == "local":
+        if any(work.delivery is UNLEASED for work in works):
             raise Misuse("the plan 'local' needs the delivery of the message: its row is its token")
-        messages = tuple([work.message for work in works])
-        return Job(plans.folded(first.key, messages, in_order=first.handling.ordered), handles, deliveries)
+        messages, receipts = tuple([work.message for work in works]), [work.delivery.receipt for work in works]
+        return Job(plans.folded(first.key, messages, receipts, in_order=first.handling.ordered), works, call)
     assert first.key is not None, "only 'local' has handlers without state"
-    return Job(PLANS[plan](first.key, first.message), handles, deliveries)
+    return Job(PLANS[first.plan](first.key, first.message), works, call)
 
 
-def attempted(world: World, plan: str, works: Sequence[Work], loop: Loop, now_ms: int) -> Sequence[Any]:
-    """Try messages of one entity once: what each came to, or what stopped it."""
-    if works[0].handling.takes_db:
-        (end,) = in_transaction(world, [works], loop, now_ms)
+def attempted(world: World, work: Work, call: HandlerCalls) -> Any:
+    """Try a message once: what it came to, or what stopped it."""
+    if work.handling.takes_db:
+        (end,) = in_transaction(world, [[work]], call)
     else:
-        (end,) = ends(world, [job_of(plan, works, loop, now_ms)])
-    return end if isinstance(end, tuple) else [end] * len(works)
+        (end,) = ends(world, [job_of([work], call)])
+    return end[0] if isinstance(end, tuple) else end
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,7 +466,7 @@ class _Within:
 
     transaction: LocalTransaction
 
-    def perform(self, kind: type, steps: Sequence[Any]) -> Sequence[Any]:
+    def perform(self, kind: type, steps: Sequence[Any], ahead: Ahead | None = None) -> Sequence[Any]:
         if kind is plans.Peek:
             return self.transaction.peek([step.key for step in steps])
         if kind is plans.Fresh:
@@ -465,12 +479,13 @@ class _Undone(Exception):
     """Ends a transaction without a commit."""
 
 
-def in_transaction(world: World, groups: Sequence[Sequence[Work]], loop: Loop, now_ms: int) -> list[Any]:
+def in_transaction(world: World, groups: Sequence[Sequence[Work]], call: HandlerCalls) -> list[Any]:
     """Messages whose handlers take the connection, by entity: all in one transaction, each handler in a savepoint. If
     anybody else was faster all is undone, what the handlers wrote too, and each entity tried in one of its own."""
 
     def work(transaction: LocalTransaction) -> list[Any]:
-        found = ends(_Within(transaction), [job_of("local", works, loop, now_ms, transaction) for works in groups])
+        within = replace(call, db=transaction)
+        found = ends(_Within(transaction), [job_of(works, within) for works in groups])
         for end in found:
             if not isinstance(end, tuple):
                 raise end
@@ -482,9 +497,9 @@ def in_transaction(world: World, groups: Sequence[Sequence[Work]], loop: Loop, n
         return world.local.transact(work)
     except _Undone:
         if len(groups) > 1:
-            return [end for works in groups for end in in_transaction(world, [works], loop, now_ms)]
+            return [end for works in groups for end in in_transaction(world, [works], call)]
         works = groups[0]
-        there = [world.local.holds_row(work.delivery) for work in works if work.delivery is not None]
+        there = [world.local.holds_row(work.delivery) for work in works]
         return [tuple(Outcome.CONFLICT if row or len(works) > 1 else Outcome.DUPLICATE for row in there)]
     except Exception as error:
         return [error] * len(groups)

@@ -3,7 +3,10 @@
 The messages of a leased batch go through their plans in step. Under the plan `local` those of one entity are folded
 over its state, in their order; under the others the second would find its entity changed, so it waits for the next
 round, inside the same lease. What was given out before and came back is processed alone, in any order: if it kills the
-process, it takes nobody with it, and the others are through after a few times.
+process, it takes nobody with it. It is counted when it is begun, not when it is leased: only what kills grows old. If
+a queue counts by itself (NATS), half of those beside it are through each time.
+
+The transaction that settles the last messages of a batch leases the next one, where the store can do that (SQLite).
 
 A handler that takes longer than `HOLD_S` keeps its thread, and nothing else: what is ready is settled and the rest of
 the batch processed by another thread, which goes on in its place. Coroutines that are not ready stay on their loop.
@@ -48,7 +51,7 @@ from operator import add
 from queue import Empty, SimpleQueue
 from random import choice, sample, uniform
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from onefold.errors import BadInput, Damaged, Misuse, OnefoldError, StoreFailed
 from onefold.outbox.plans import (
@@ -65,8 +68,20 @@ from onefold.outbox.plans import (
     check_retry,
     unpack_message,
 )
-from onefold.outbox.ports import FOREVER_MS, REASON_MAX, STEP_MS, Delivery, Stranded
-from onefold.outbox.runner import Batch, Job, Work, World, describe, ends, in_transaction, job_of, raised, run
+from onefold.outbox.ports import FOREVER_MS, REASON_MAX, STEP_MS, Ahead, Delivery, Stranded
+from onefold.outbox.runner import (
+    Batch,
+    HandlerCalls,
+    Job,
+    Work,
+    World,
+    describe,
+    ends,
+    in_transaction,
+    job_of,
+    raised,
+    run,
+)
 from onefold.tally import Tally
 from onefold.verdict import Answer
 
@@ -82,7 +97,8 @@ FOLD_TRIES_MAX: Final = 3
 CONFLICT_S: Final = 0.1
 """So long, at most, it is released then."""
 FATAL_MIN: Final = 20
-"""But not before: each time half of the bystanders are processed first, and none shall go with the one that kills."""
+"""But not before: where the queue cannot count what is begun, each time half of the bystanders are processed first, and
+none shall go with the one that kills."""
 FATAL_TIMES: Final = 10
 """Times `attempts_max`: a message that was given out so often and never came to any end kills whoever takes it."""
 TURN_S: Final = 0.25
@@ -194,26 +210,15 @@ class ConsumerBooks:
             return Tally(self._received, self._counts)
 
 
-class InHand(NamedTuple):
-    delivery: Delivery
-    work: Work
-    plan: str
-    tries: int = 1
-    """This one included, since it was leased."""
-
-    @property
-    def turn(self) -> Key | str:
-        """Its entity, where one is at a time; a message without one waits for nobody."""
-        return self.work.key or self.delivery.receipt
-
-
 class Lot:
     """What one thread has in hand: messages whose turn has not come, and the batch of those whose has."""
 
-    def __init__(self, messages: Sequence[InHand] = (), batch: Batch | None = None) -> None:
+    def __init__(self, messages: Sequence[Work] = (), batch: Batch | None = None) -> None:
         self.messages = list(messages)
         self.batch = batch or Batch()
         self.error: Exception | None = None
+        self.ahead = Ahead((), 0, 0)
+        """What was leased with the last commit."""
 
     def cut(self) -> Lot | None:
         """All but the message whose handler takes long, for another thread; None if there is none such."""
@@ -243,6 +248,8 @@ class Consumer:
         self.ending = threading.Event()
         """Set when it ends: what is in hand is finished."""
         self._purge_at = 0.0
+        ordered = any(handling.ordered for handling in app.handlers.values())
+        self._leases_ahead = app.plan == "local" and not ordered
         self._stop = stop or threading.Event()
         self._errors: list[BaseException] = []
         self._epoch_ms = app.clock_ms() - round(1000 * monotonic())  # what the clock says when monotonic() is 0
@@ -252,8 +259,6 @@ class Consumer:
         self._freed = threading.Condition()
         self._threads: list[threading.Thread] = []
         self._lots: set[Lot] = set()
-        self._of: dict[Job, list[InHand]] = {}
-        """The messages of each job under way."""
         self._late: set[Job] = set()
         """Their coroutines are still at work."""
         self._ready: SimpleQueue[Job] = SimpleQueue()
@@ -324,12 +329,15 @@ class Consumer:
         queue, settings, queues = self.app.world.queue, self.settings, list(self.app.handlers)
         outages, due = 0, 0.0
         patience_ms = 0 if settings.until_empty else WAIT_MS
-        while lot is not None or self._late or not self.ending.is_set():
-            deliveries: list[Delivery] = []
+        ahead: Sequence[Delivery] = ()
+        while lot is not None or self._late or ahead or not self.ending.is_set():
+            deliveries: Sequence[Delivery] = ()
             try:
                 if lot is None:
                     lot = Lot(batch=Batch(self._ready_jobs()))
-                    if not self.ending.is_set() and len(self._late) < LATE_MAX:
+                    if ahead:
+                        deliveries = ahead
+                    elif not self.ending.is_set() and len(self._late) < LATE_MAX:
                         wait_ms = LATE_WAIT_MS if self._late else 0 if lot.batch.jobs else patience_ms
                         deliveries = self._lease(wait_ms)
                     elif not lot.batch.jobs:
@@ -341,10 +349,16 @@ class Consumer:
                         patience_ms = WAIT_MS
                 error = self._process(deliveries, lot)
                 if lot.batch.is_left:
+                    if lot.ahead.deliveries:
+                        self._let_go(lot.ahead.deliveries)
                     return
             except Exception as failed:
                 error = failed
+            ahead = () if lot is None else lot.ahead.deliveries
             lot = None
+            if ahead and (error is not None or self.ending.is_set()):
+                self._let_go(ahead)
+                ahead = ()
             if isinstance(error, Misuse | Damaged):  # to go on would not help
                 raise error
             if error is not None:
@@ -399,12 +413,14 @@ class Consumer:
             try:
                 world = self.app.world
                 place = world.local.place if self.app.plan == "local" else world.tokens.realm + "?"
+                if again := [delivery for delivery in deliveries if delivery.times > 1]:
+                    world.queue.count(again, -1)  # each when it is begun: none for the one that kills
             except Exception as error:
                 self._store_failed(deliveries)
                 return error
             handlers = self.app.handlers
             read = [self._read(each, handlers, place) for each in deliveries]
-            lot.messages += [message for message in read if message is not None]
+            lot.messages += [work for work in read if work is not None]
         with self._lock:
             self._lots.add(lot)
         try:
@@ -414,18 +430,19 @@ class Consumer:
                 run(self.app.world, lot.batch, HOLD_S)
                 jobs, lot.batch.jobs = lot.batch.jobs, []
                 conflicts = len(lot.messages)
-                done: list[InHand] = []
+                done: list[Job] = []
                 for job in jobs:
                     ended = job.ended
                     if type(ended) is tuple and ended.count(Outcome.APPLIED) == len(ended):
-                        done += self._of.pop(job)
+                        done.append(job)
                     else:
                         self._end(job, lot)
                 if done:
-                    self.books.judged("applied", len(done))
-                    self._forget([message.delivery for message in done])
+                    applied = [work.delivery for job in done for work in job.works]
+                    self.books.judged("applied", len(applied))
+                    self._forget(applied)
                     with self._freed:
-                        self._busy.difference_update(message.turn for message in done)
+                        self._busy.difference_update([job.works[0].turn for job in done])
                         self._freed.notify_all()
                 if len(lot.messages) - conflicts >= len(jobs):  # nobody got through: not all at the same time again
                     sleep(uniform(0, 0.001 * 2 ** lot.messages[-1].tries))
@@ -436,7 +453,7 @@ class Consumer:
                 self._lots.discard(lot)
         if lot.messages:
             self.books.received(-len(lot.messages))
-            self._let_go([message.delivery for message in lot.messages])
+            self._let_go([work.delivery for work in lot.messages])
             lot.messages = []
         return lot.error
 
@@ -444,46 +461,58 @@ class Consumer:
         """Begin with the messages whose turn it is; False if there are none. What was given out before is alone."""
         if not lot.messages or lot.error is not None:
             return False
-        first, alone, behind = list[InHand](), list[InHand](), set[Key | str]()
-        for message in lot.messages:
-            if behind and message.turn in behind:
+        first, alone, behind = list[Work](), list[Work](), set[Key | str]()
+        for work in lot.messages:
+            if behind and work.turn in behind:
                 continue
-            if message.delivery.times == 1:
-                first.append(message)
+            if work.delivery.times == 1:
+                first.append(work)
                 continue
-            alone.append(message)
-            if message.work.handling.ordered:
-                behind.add(message.turn)
+            alone.append(work)
+            if work.handling.ordered:
+                behind.add(work.turn)
         candidates = first or [choice(alone)]
+        turns = [work.turn for work in candidates]
         with self._freed:
-            turns = {message.turn for message in candidates}
             self._freed.wait_for(lambda: not self._busy.issuperset(turns), TURN_S)
-            ours = turns - self._busy
+            ours = set(turns) - self._busy
             self._busy |= ours
-        together: dict[Key | str, list[InHand]] = {}
-        begun = set[str]()
-        for message in candidates:
-            turn = message.turn
+        together: dict[Key | str, list[Work]] = {}
+        for work, turn in zip(candidates, turns, strict=True):
             if turn not in ours:
                 continue
-            group = together.setdefault(turn, [])
-            folds = message.plan == "local" and message.tries <= FOLD_TRIES_MAX
-            if not group or (folds and (group[0].plan, group[0].tries) == ("local", message.tries)):
-                group.append(message)
-                begun.add(message.delivery.receipt)
-        later = [message for message in lot.messages if message.delivery.receipt not in begun]
-        jobs, now_ms, loop = dict[Job, list[InHand]](), self.app.clock_ms(), self.app.loop
+            if (group := together.get(turn)) is None:
+                together[turn] = [work]
+            elif work.plan == "local" == group[0].plan and work.tries == group[0].tries <= FOLD_TRIES_MAX:
+                group.append(work)
+        if together and not first and candidates[0].tries == 1:
+            try:
+                self.app.world.queue.count([candidates[0].delivery], 1)
+            except Exception as error:
+                lot.error = error
+                with self._freed:
+                    self._busy -= ours
+                    self._freed.notify_all()
+                return False
+        jobs, later = list[Job](), list[Work]()
+        call, within = HandlerCalls(self.app.loop, self.app.clock_ms()), list[Job]()
         for group in together.values():
-            jobs[job_of(group[0].plan, [message.work for message in group], loop, now_ms)] = group
-        with self._lock:
-            self._of |= jobs
-        if within := {job: group for job, group in jobs.items() if group[0].work.handling.takes_db}:
-            works = [[message.work for message in group] for group in within.values()]
-            found = in_transaction(self.app.world, works, loop, now_ms)
-            for within_job, end in zip(within, found, strict=True):
-                within_job.attempt.close()
-                within_job.ended = end
-        lot.messages, lot.batch = later, Batch(jobs)
+            jobs.append(job := job_of(group, call))
+            if group[0].handling.takes_db:
+                within.append(job)
+        if within:
+            found = in_transaction(self.app.world, [job.works for job in within], call)
+            for job, end in zip(within, found, strict=True):
+                job.attempt.close()
+                job.ended = end
+        if sum(map(len, together.values())) < len(lot.messages):
+            begun = {work.delivery.receipt for group in together.values() for work in group}
+            later = [work for work in lot.messages if work.delivery.receipt not in begun]
+        ahead = None
+        is_last = not later and not lot.ahead.deliveries and not self.ending.is_set() and len(self._late) < LATE_MAX
+        if self._leases_ahead and is_last:
+            ahead = lot.ahead = Ahead(list(self.app.handlers), self.settings.batch, self.settings.lease_ms)
+        lot.messages, lot.batch = later, Batch(jobs, ahead)
         return True
 
     def _end(self, job: Job, lot: Lot) -> None:
@@ -493,18 +522,17 @@ class Consumer:
             assert job.future is not None, "only a coroutine is waited for"
             job.future.add_done_callback(lambda _: self._ready.put(job))
             return
-        with self._lock:
-            group = self._of.pop(job)
+        group = list(job.works)
         ends = job.ended if isinstance(job.ended, tuple) else [job.ended] * len(group)
-        again, failed, behind = list[InHand](), list[Delivery](), list[Delivery]()
-        for message, end in zip(group, ends, strict=True):
-            delivery, work, _, tries = message
+        again, failed, behind = list[Work](), list[Delivery](), list[Delivery]()
+        for work, end in zip(group, ends, strict=True):
+            delivery, tries = work.delivery, work.tries
             if end is None:
                 behind.append(delivery)
             elif end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
                 # Read anew: the handler may have changed the body that it was given.
-                fresh = work._replace(message=work.handling.typed(unpack_message(delivery.payload)))
-                again.append(message._replace(work=fresh, tries=tries + 1))
+                message = work.handling.typed(unpack_message(delivery.payload))
+                again.append(work._replace(message=message, tries=tries + 1))
             elif end is Outcome.CONFLICT:
                 self._let_go([delivery], round(uniform(0, CONFLICT_S) * 1000))
                 self.books.judged("conflict")
@@ -519,9 +547,9 @@ class Consumer:
         if failed:
             self._store_failed(failed)
         done = all(end in (Outcome.APPLIED, Outcome.DUPLICATE) for end in ends)
-        if group[0].work.handling.ordered and not done and len(again) < len(group):  # the rest has to wait for it
-            behind += [message.delivery for message in (*again, *lot.messages) if message.turn == group[0].turn]
-            lot.messages = [message for message in lot.messages if message.turn != group[0].turn]
+        if group[0].handling.ordered and not done and len(again) < len(group):  # the rest has to wait for it
+            behind += [work.delivery for work in (*again, *lot.messages) if work.turn == group[0].turn]
+            lot.messages = [work for work in lot.messages if work.turn != group[0].turn]
             again = []
         if behind:
             self.books.received(-len(behind))
@@ -543,7 +571,7 @@ class Consumer:
                 if (other := lot.cut()) is not None:
                     self._add_thread("consumer", partial(self._work, other))
 
-    def _read(self, delivery: Delivery, handlers: Mapping[str, Handling], place: str) -> InHand | None:
+    def _read(self, delivery: Delivery, handlers: Mapping[str, Handling], place: str) -> Work | None:
         """The message with its handler; None: it is set aside, or nobody can tell now where its token is."""
         reason = "malformed"
         try:
@@ -563,7 +591,7 @@ class Consumer:
                 self.books.received(-1)
                 self._let_go([delivery], wait_ms, anew=True)
                 return None
-            return InHand(delivery, self.app.work(message, delivery), plan)
+            return self.app.work(message, delivery, plan)
         except BaseException as error:  # a key function can raise anything
             self._bury(delivery, f"{reason}: {error if isinstance(error, OnefoldError) else describe(error)}")
             self.books.judged(reason)

@@ -151,7 +151,7 @@ def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
     what = "most copies" if named else "ids with copies"
     named = named or [row_text(each["id"]) for each in worst[:WORST_SHOWN]]
     more = "; ... (onefold run keeps all copies, in repeats/)" if answers["ids"] > len(named) else ""
-    yield foreign(f"{what}: {'; '.join(named)}", COLUMNS_CHARS_MAX).append(more)
+    yield foreign(f"{what}: {'; '.join(named)}", 2 * COLUMNS_CHARS_MAX).append(more)
     through, places = answers["through"], answers["from"]
     if len(places) > 1 or places[0]["first"] != places[0]["copy"]:
         rows = [(foreign(each["first"]), foreign(each["copy"]), f"{each['copies']:,}") for each in places]

@@ -97,7 +97,8 @@ def audited(audit: Mapping[str, Any]) -> Iterator[Text]:
     if audit["left_out"]:
         yield foreign(f"  not compared, by their types: {', '.join(audit['left_out'])}", ROW_CHARS_MAX)
     if audit["ids"] is not None:
-        once = f"{audit['ids']:,} messages count once" if not audit["twice"] else f"{audit['ids']:,} messages count"
+        again = f", {audit['again']:,} of them again after their expiry (replays?)" if audit.get("again") else ""
+        once = f"{audit['ids']:,} messages count{again or ('' if audit['twice'] else ' once')}"
         orphans, ruled, repeats = audit["orphans"], audit["orphans_by_rule"], f"{audit['repeats']:,} repeats"
         alone = [f"{orphans:,} have no first"] if orphans else []
         if ruled:
@@ -107,7 +108,7 @@ def audited(audit: Mapping[str, Any]) -> Iterator[Text]:
         if alone:
             yield Text(f"  {once}; of {repeats} {' and '.join(alone)}", style="yellow" if orphans or ruled else "")
         else:
-            yield Text(f"  {once}, and each of {repeats} has its first")
+            yield Text(f"  {once}, and each of {repeats} has its first", style="yellow" if again else "")
     for kind, rows in audit["shown"].items():
         yield from (foreign(f"  {row_text(row)}: {KINDS[kind]}", ROW_CHARS_MAX) for row in rows)
         if audit[kind] > len(rows):
@@ -119,7 +120,7 @@ def files_read(manifest: Mapping[str, Any]) -> Iterator[Text]:
     if manifest["not_counted"]:
         yield foreign(f"rows were not counted independently: {manifest['not_counted']}", ROW_CHARS_MAX)
     elif manifest["rows"] is not None:
-        apart = [f"{manifest[name]:,} {name} lines" for name in ("blank", "header") if manifest[name]]
+        apart = [many(manifest[name], f"{name} line") for name in ("blank", "header") if manifest[name]]
         where = many(manifest["files"], "file")
         if "offsets" in manifest:
             where = many(manifest["partitions"], "partition")

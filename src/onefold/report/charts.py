@@ -12,7 +12,7 @@ still there to be seen.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -76,7 +76,7 @@ class Chart:
     """What can be seen in it, in a sentence."""
     width: float
     height: float
-    body: Markup
+    body: Markup = field(repr=False)
     stretched: bool = False
     """Whether it takes any shape that it is given; then it holds no words."""
 
@@ -96,7 +96,7 @@ class Chart:
         """A picture that stands by itself."""
         return str(self._drawn(Markup("<style>{}</style>").format(Markup(palette()))))  # noqa: S704  # our own file
 
-    def _repr_html_(self) -> str:
+    def _repr_svg_(self) -> str:
         return self.svg
 
     def _drawn(self, style: Markup) -> Markup:

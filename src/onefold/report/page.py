@@ -150,7 +150,7 @@ def by_key(document: ReportPart, ledger: VerdictTable) -> Section:
         bar = charts.shares("key", "", "", list(zip(counts, VERDICTS, strict=True)), 160, 10)
         rows.append({"key": key, "counts": counts, "bar": bar, "rest": share(sum(counts[1:]), sum(counts))})
     names = " / ".join(name for row in part.each(1) for name, _ in named(row["key"]))
-    every = f", of {many(document['keys'].count(), word)}" if document["keys"] else ""
+    every = f", of {many(document['keys'].count(), word)}" if document["keys"] and not _goes_on(document) else ""
     lead = f"The {many(len(rows), word)} with the most that does not count{every}."
     lead += f" {_command('explain', document, word.upper())} shows every message of one." if document["path"] else ""
     return Section(
@@ -212,7 +212,7 @@ def lags(document: ReportPart, ledger: VerdictTable) -> Section:
     # What a memory of the last so many milliseconds would have caught, let through, and held.
     count, timeline = part["count"].count(), document["figures"]["timeline"]
     ms = timeline["to"].whole() - timeline["from"].whole() if timeline and timeline["time"].value is True else 0
-    windows = []
+    windows: list[dict[str, str]] = []
     for quantile, value in part["quantiles"].fields(20):
         try:
             caught = min(1.0, max(0.0, float(quantile)))
@@ -220,6 +220,8 @@ def lags(document: ReportPart, ledger: VerdictTable) -> Section:
             ReportPart(quantile, value.where).wrong("a share, such as 0.99")
         ids = "" if ms <= 0 else f"about {min(ledger['first'], round(ledger['first'] * value.real() / ms)):,}"
         leaks = f"{round(count * (1 - caught)):,}"
+        if windows and windows[-1]["window"] == span(value.real()):  # one window, of which the larger share is said
+            windows.pop()
         windows.append({"window": span(value.real()), "caught": f"{100 * caught:g} %", "leaks": leaks, "held": ids})
     values = {"charts": both(lambda w: charts.lags(part, w)), "windows": windows, "instead": instead}
     return Section("lags", title, "", lead, values)
@@ -468,7 +470,7 @@ def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
     bad = any(check.level == "bad" for check in checks)
     alone = any(check.level == "warn" for check in between)
     proven = lost.level == twice.level == "ok" and not untold
-    half = lost.level == twice.level == "ok" and untold.keys() == {"lost"}
+    half = lost.level == twice.level == "ok" and untold.keys() <= {"lost", "restarts"}
     level: Level = "bad" if bad else "warn" if alone or ledger["unsure"] else "ok" if proven else "note"
     if not ledger.balanced:
         headline = "The books do not balance" if ledger.problem is None else "The books cannot be right"
@@ -482,7 +484,13 @@ def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
     things = _open_things(document, ledger)
     open_things = " and ".join(filter(None, (", ".join(things[:-1]), *things[-1:])))
     but = f"{'But look' if level == 'ok' else 'Look'} at {open_things}." if things and not bad else ""
-    but = f"What never came cannot be told by these columns. {but}".strip() if level == "note" and half else but
+    if level == "note" and half:
+        what = (
+            "What never came cannot be told by these columns."
+            if "lost" in untold
+            else "What was lost around restarts cannot be told."
+        )
+        but = f"{what} {but}".strip()
     unread = len(manifest["set_aside"].each())
     if bad:
         code = "Exit code 3: a run like this is not complete. Do not use its output."
@@ -560,6 +568,11 @@ def _twice(audit: ReportPart, ledger: VerdictTable, untold: ReportPart | None) -
     if not audit["ids"]:
         return Check("note", question, "The output carries no verdicts, so its ids were not looked at.")
     ids = audit["ids"].count()
+    if again := audit["again"].count():
+        answer = (
+            f"{again:,} of {ids + again:,} that count came again after their expiry, and count again: perhaps replays."
+        )
+        return Check("warn", question, f"{answer} `onefold lorawan report` names them.")
     if untold:
         return Check("note", question, f"No number counts twice, of {ids:,}. {_untold(untold)}")
     return Check("ok", question, f"No. {many(ids, 'message')} {'counts' if ids == 1 else 'count'}, each once.")
@@ -653,7 +666,7 @@ def html(document: dict[str, Any]) -> str:
         facts = [("source", source.text(200))] if source else []
         facts += [("folder", part["path"].text(200))] if part["path"] else []
         facts += [("engine", engine)] if (engine := engine_of(part)) else []
-        facts += [("took", f"{part['seconds'].real():,.1f} s")] if part["seconds"] else []
+        facts += [("took", f"{part['seconds'].real():,.1f}\u00a0s")] if part["seconds"] else []
         if is_diff(part):
             banner = compared(read_comparison(part))
             values |= {"kind": "diff", "standing": banner, "sections": [comparison(part), about(part)]}
@@ -679,7 +692,8 @@ def _smaller(document: dict[str, Any], divisor: int) -> dict[str, Any]:
 
 def _run_values(part: ReportPart, ledger: VerdictTable) -> dict[str, Any]:
     words = {"first": "these count", "repeat": "copies", "unsure": "cannot be known", "reject": "refused"}
-    keys = f"in {many(part['keys'].count(), key_word(part))}" if part["keys"] else ""
+    keys = many(part["keys"].count(), key_word(part)) if part["keys"] else ""
+    keys = (f"{keys} remembered" if _goes_on(part) else f"in {keys}") if keys else ""
     tiles = [{"kind": "in", "name": "in", "count": f"{ledger.received:,}", "more": keys, "link": "over_time"}]
     links = {"first": "by_reason", "repeat": "lags", "unsure": "by_reason", "reject": "rejects"}
     for name, count in zip(VERDICTS, ledger.totals, strict=True):
@@ -699,6 +713,11 @@ def _run_values(part: ReportPart, ledger: VerdictTable) -> dict[str, Any]:
         "law": both(lambda width: charts.law(ledger, width)),
         "sections": sections,
     }
+
+
+def _goes_on(document: ReportPart) -> bool:
+    """Whether its keys are those that its memory holds in the end, not those of its rows."""
+    return bool(document["version"] or document["batches"])
 
 
 def _is_untold(document: ReportPart, about: str) -> bool:

@@ -100,6 +100,8 @@ class Audit:
     """How many ids are among the firsts; None: what was published says nothing of verdicts."""
     twice: int = 0
     """How many ids are there more than once."""
+    again: int = 0
+    """How often an id that had expired counts once more."""
     repeats: int = 0
     orphans: int = 0
     """How many repeats have no first, though their reason knows of one."""
@@ -137,7 +139,7 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         rows = ("source", "published", "fingerprint_source", "fingerprint_published", "missing", "surplus")
-        ids = ("ids", "twice", "repeats", "orphans", "orphans_by_rule", "elsewhere")
+        ids = ("ids", "twice", "again", "repeats", "orphans", "orphans_by_rule", "elsewhere")
         figures = {name: getattr(self, name) for name in (*rows, *ids)}
         return {"agrees": self.agrees, **figures, "left_out": list(self.left_out), "shown": self.shown}
 
@@ -260,6 +262,7 @@ class Ids:
         cells = {
             "ids": F.count_if(~alone),
             "twice": F.count_if(F.col(_SOON) > 0),
+            "again": F.sum(F.greatest(F.col(_FIRST) - 1, F.lit(0)) - F.col(_SOON)),
             "repeats": F.sum(F.col(_REPEAT) + F.col(_RULED)),
             "orphans": F.sum(F.when(alone, F.col(_REPEAT))),
             "orphans_by_rule": F.sum(F.when(alone, F.col(_RULED))),

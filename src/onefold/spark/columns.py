@@ -64,7 +64,8 @@ def no_column(name: str, role: str, columns: Sequence[str], *, required: bool) -
     columns = [each for each in columns if each != CORRUPT]
     near = next(iter(get_close_matches(name, columns, n=1)), None)
     close = "" if near is None else f", did you mean {near!r}"
-    text = f"no column {name!r} ({role}){close}: the columns are {', '.join(columns)}"
+    others = f"the columns are {', '.join(columns)}" if columns else "no row in it could be read"
+    text = f"no column {name!r} ({role}){close}: {others}"
     hint = "" if required else f"; if there is none: {role}=None"
     return Misuse(f"{text}{hint}", column=name, role=role, said=text, required=required, right=near, columns=columns)
 

@@ -495,7 +495,9 @@ class _Remote(io.RawIOBase):
 
 def cannot_read(files: Sequence[SourceFile]) -> str:
     """One line that names the first of the files that cannot be read, and how to go on without them."""
-    return f'{named_files(files)}; source.bad_files = "set_aside" goes on without such files, and names them'
+    return (
+        f'{named_files(files)}; to go on without such files: --bad-files set_aside, bad_files = "set_aside" in [source]'
+    )
 
 
 def named_files(files: Sequence[SourceFile]) -> str:

@@ -143,7 +143,7 @@ def _json(files: Sequence[Path], names: Collection[str], rows_max: int | None) -
         spellings.setdefault(name.lower(), []).append(name)
     own = [next((each for each in same if each in names), max(same)) for same in spellings.values()]
     fields = [StructField(name, kinds[name]) for name in own]
-    return Peek(StructType(fields), texts, complete=next(lines, None) is None) if fields else None
+    return Peek(StructType(fields), texts, complete=next(lines, None) is None) if size else None
 
 
 def _kind(value: Any, before: DataType | None = None) -> DataType:

@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import re
 import subprocess
@@ -7,7 +8,7 @@ import sys
 import pytest
 
 from onefold import __version__
-from onefold.cli.main import COMMANDS, GROUPS, describe
+from onefold.cli.main import COMMANDS, GROUPS, describe, main
 from onefold.errors import BadInput, Misuse
 from onefold.tally import BooksDoNotBalance
 
@@ -144,7 +145,7 @@ sys.exit(main(["demo"]))
     ("error", "code", "line"),
     [
         ("ValueError('five\\nsix')", 3, "onefold: ValueError: five (unexpected: ONEFOLD_DEBUG=1 shows where)\n"),
-        ("KeyboardInterrupt", 130, ""),
+        ("KeyboardInterrupt", 130, "onefold: interrupted\n"),
         ("SystemExit(1)", 1, ""),
     ],
 )
@@ -179,3 +180,9 @@ def test_a_reader_who_goes_away_is_no_error():
     command = f"{sys.executable} -m onefold.cli.main doctor --json 2>/dev/null | true; echo ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout in ("0\n", "1\n")
+
+
+def test_a_call_that_ctrl_c_cut_off_leaves_no_page_of_py4j():
+    main(["completion", "bash"])
+    page = logging.makeLogRecord({"pathname": "/x/py4j/java_gateway.py", "msg": "while sending command"})
+    assert not logging.getLogger().filter(page)

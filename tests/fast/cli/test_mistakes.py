@@ -18,6 +18,11 @@ def folder(tmp_path):
         json.dumps({"event_id": "a"}) + "\n" + json.dumps({"event_id": "b", "h": {}})
     )
     (tmp_path / "events.csv").write_text("event_id,ts\na,1\n")
+    (tmp_path / "semicolon.csv").write_text("event_id;ts\na;1\n")
+    (tmp_path / "two words.csv").write_text("event_id,ts\na,1\n")
+    (tmp_path / "notes.txt").write_text("a\n")
+    (tmp_path / "garbage.jsonl").write_bytes(bytes(range(256)))
+    (tmp_path / "nothing").mkdir()
     (tmp_path / "days" / "day=1").mkdir(parents=True)
     pq.write_table(pa.table({"event_id": ["a"]}), tmp_path / "days" / "day=1" / "x.parquet")
     for name, kind in (("a", pa.int64()), ("b", pa.string())):
@@ -87,6 +92,14 @@ MISTAKES = [
     ("check nowhere --id id --format delta", "there is no Delta table at nowhere"),
     ("check x --id id --format iceberg", "x names no Iceberg table: it must be like lake/catalog.db#db.events"),
     ("diff nowhere.db#a.b events.csv", "nowhere.db#a.b: there is no catalogue at nowhere.db"),
+    ("check", f"Missing argument 'path'. (see onefold check --help){TRY}check events.jsonl --id event_id"),
+    ("check two words.csv --id event_id", f"{TRY}check 'two words.csv' --id event_id"),
+    ("check garbage.jsonl --id event_id", "no column 'event_id' (id): no row in it could be read"),
+    ("check nothing --id event_id", "nothing is a folder without files"),
+    ("diff a.parquet nothing --key id", "nothing is a folder without files"),
+    ("check notes.txt --id event_id", "notes.txt is no Parquet file: name its format, --format csv, or format ="),
+    ("check events.csv --id event_id --format parquet", "events.csv is a file of csv: --format csv"),
+    ("check semicolon.csv --id event_id", "one column, 'event_id;ts': name what separates them, --option 'sep=;'"),
 ]
 
 

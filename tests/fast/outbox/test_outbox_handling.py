@@ -4,7 +4,7 @@ import pytest
 
 from onefold.errors import BadInput
 from onefold.outbox import Entry, Message, Out, Outgoing, handled, pack, pack_entry
-from onefold.outbox.plans import outgoings, pack_message, unpack_entry, unpack_message
+from onefold.outbox.plans import Packed, outgoings, pack_message, unpack_entry, unpack_message
 
 MESSAGE = Message("t1", "orders", {})
 
@@ -42,7 +42,7 @@ def test_the_deepest_value_that_is_accepted_can_be_stored_and_sent_and_read_by_w
 def test_a_reply_to_what_can_be_no_queue_is_refused(origin):
     with pytest.raises(BadInput, match="the name of a queue"):
         outgoings([Out.reply(1)], "orders", origin)
-    assert outgoings([Out("shipping", 1)], "orders", origin) == (Outgoing("shipping", 1),)
+    assert outgoings([Out("shipping", 1)], "orders", origin) == (Outgoing("shipping", Packed("1")),)
 
 
 def test_one_out_alone_is_not_taken_for_state_and_outgoing():

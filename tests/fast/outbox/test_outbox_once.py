@@ -10,7 +10,7 @@ from onefold.outbox import MemoryLedger, MemoryQueue, Message
 from onefold.outbox.explore import SHIPPED, Convicted, Topology, Wrong, explored
 from onefold.outbox.explore.topology import Stage
 from onefold.outbox.plans import ONCE, Call, Create, Finish, Fresh, Handle, Handling, Persist, Settle
-from onefold.outbox.runner import HandlerCall, Job
+from onefold.outbox.runner import HandlerCalls, Job
 from onefold.testing import explore
 
 PLANS = ["transactional", "checkpointed", "parented"]
@@ -45,15 +45,15 @@ class Shop:
         """An attempt that dies when this many steps of these kinds are done."""
         work = self.app.work(self.message)
         assert work.key is not None
-        handle = HandlerCall(work.handling, work.message, self.app.loop)
-        job = Job(SHIPPED[self.app.plan].plan(work.key, work.message), [handle])
+        call = HandlerCalls(self.app.loop)
+        job = Job(SHIPPED[self.app.plan].plan(work.key, work.message), [work], call)
         job.go_on(None)
         kinds, many = behind
         while job.pending is not None and many:
             step = job.pending
             many -= isinstance(step, kinds)
             if isinstance(step, Handle | Call):
-                job.go_on(handle(step))
+                job.go_on(call(work, step))
             else:
                 job.go_on(self.app.world.perform(type(step), [step])[0])
 

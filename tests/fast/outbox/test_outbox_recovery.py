@@ -7,7 +7,7 @@ from onefold import Endpoint, Message, Out, Outcome
 from onefold.errors import Misuse, StoreFailed
 from onefold.outbox import PLANS, Taken, sourced, sourced_at_once
 from onefold.outbox.plans import Acknowledge, Create, Entity, Outgoing, Persist, unpack_message
-from onefold.outbox.runner import HandlerCall, Job, World
+from onefold.outbox.runner import HandlerCalls, Job, World
 from onefold.outbox.stores.sqlite import MemoryQueue, SqliteLedger
 
 START_MS = 1_000_000
@@ -64,7 +64,7 @@ def die_after(world: World, job: Job, steps: int) -> bool:
             return False
         kind = type(job.pending)
         if kind.__name__ == "Handle":
-            job.go_on(job.handles[0](job.pending))  # type: ignore[arg-type]
+            job.go_on(job.call(job.works[0], job.pending))  # type: ignore[misc,arg-type]
         else:
             job.go_on(None if kind is Acknowledge else world.perform(kind, [job.pending])[0])
     return job.pending is not None
@@ -77,7 +77,7 @@ def test_wherever_a_worker_dies_recovery_and_the_next_delivery_leave_nothing(sho
         shop.tokens.create([Create("", "", ((token, "orders"),), guarded=False)])
         work = shop.app.work(Message(token, "orders", {"order": name}))
         assert work.key is not None
-        job = Job(PLANS[shop.plan](work.key, work.message), [HandlerCall(work.handling, work.message, shop.app.loop)])
+        job = Job(PLANS[shop.plan](work.key, work.message), [work], HandlerCalls(shop.app.loop))
         if not die_after(world, job, steps):
             break
         shop.clock.now_ms += 60_000
@@ -142,7 +142,7 @@ def test_tokens_that_lost_against_a_plan_that_frees_none_are_swept(tmp_path, swe
     shop.tokens.create([Create("", "", (("t", "orders"),), guarded=False)])
     work = shop.app.work(Message("t", "orders", {"order": "o"}))
     assert work.key is not None
-    late = Job(PLANS["parented"](work.key, work.message), [HandlerCall(work.handling, work.message, shop.app.loop)])
+    late = Job(PLANS["parented"](work.key, work.message), [work], HandlerCalls(shop.app.loop))
     assert die_after(shop.app.world, late, 4)  # load, handle, fresh, create
     assert shop.app.process(work.message) is Outcome.APPLIED
     (lost,) = shop.tokens.listed(orphans=True)

@@ -53,6 +53,21 @@ def test_a_batch_run_is_told_by_its_step_and_then_by_what_came_of_it(tmp_path):
     assert (view.explains, view.report) == (True, False)
 
 
+def test_runs_that_go_on_are_told_by_the_newest(tmp_path):
+    (tmp_path / "stream.json").write_text("{}")
+    for version, first in enumerate((10, 20)):
+        place = tmp_path / "batches" / f"{version:012}"
+        place.mkdir(parents=True)
+        complete(place, first=first, repeat=2, reject=0)
+        run = json.loads((place / "run.json").read_text()) | {"version": version, "keys": 5, "engine": "ids"}
+        untold = [{"about": "lost", "what": "what was lost", "option": "", "value": ""}]
+        (place / "run.json").write_text(json.dumps({**run, "missing_ranges": 0, "cannot_tell": untold}))
+    view = Folder(tmp_path).look()
+    assert (view.kind, view.state, view.counts) == ("run", "complete", (20, 2, 0, 0))
+    assert view.told.startswith("version 1 complete; source and sink agree; not all can be told")
+    assert not {"open gaps", "ids"} & {label for label, *_ in view.facts}
+
+
 def test_books_that_do_not_balance_are_trouble(tmp_path):
     append(tmp_path, batch(0, first=9, lost=1))
     assert Folder(tmp_path).look().state == "trouble"

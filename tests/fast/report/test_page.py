@@ -184,7 +184,7 @@ def test_charts_are_pictures_that_stand_by_themselves(name):
         assert picture[0].text == chart.title
         assert picture[1].text == chart.told
         assert "prefers-color-scheme: dark" in chart.svg
-        assert chart._repr_html_() == chart.svg
+        assert chart._repr_svg_() == chart.svg
 
 
 def test_the_charts_of_a_run_are_there_by_name():

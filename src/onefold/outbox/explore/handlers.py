@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple
 
 from onefold.outbox.explore.topology import Wrong
 from onefold.outbox.plans import Asked, Call, Handle, Handled, HandlerFailed, Handling, Message, pack
-from onefold.outbox.runner import HandlerCall, Loop
+from onefold.outbox.runner import HandlerCalls, Loop, Work
 
 FINDINGS_MAX: Final = 5
 CHANCE_CALLS: Final = 100
@@ -139,7 +139,7 @@ def _call(handling: Handling, message: Message, step: Handle | Call, deeds: dict
     _, copy = handling.read(message._replace(body=json.loads(pack(message.body))))
     try:
         with closing(Loop()) as loop:
-            answer = HandlerCall(handling._replace(call=watched), copy, loop)(step)
+            answer = HandlerCalls(loop)(Work(copy, None, handling._replace(call=watched)), step)
             return answer.result() if isinstance(answer, Future) else answer
     except HandlerFailed as failed:
         error = failed.__cause__

@@ -542,6 +542,9 @@ class NatsQueue:
             return self.acknowledge(deliveries)
         self._settle(deliveries, f'-NAK {{"delay": {delay_ms * 1_000_000}}}'.encode() if delay_ms else b"-NAK")
 
+    def count(self, deliveries: Sequence[ports.Delivery], by: int) -> None:
+        """Nothing: the server counts, and nobody else can."""
+
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
         """Store them as dead letters, then acknowledge them."""
         self._settle(deliveries, b"+ACK", reason[: ports.REASON_MAX])

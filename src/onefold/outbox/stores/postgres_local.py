@@ -144,7 +144,8 @@ _IN_TURN: Final = f"""
 """  # noqa: S608
 _SENT: Final = """
     insert into outbox_queue (queue, priority, starts_ms, span_ms, payload)
-    select queue, priority, case when delay > 0 then (select now from clock) + delay end, delay, payload
+    select queue, coalesce(priority, 0), case when delay > 0 then (select now from clock) + delay end,
+        coalesce(delay, 0), payload
     from unnest(%(queues)b::text[], %(priorities)b::smallint[], %(delays)b::bigint[], %(payloads)b::bytea[])
         with ordinality as new (queue, priority, delay, payload, n)
     order by n
@@ -171,6 +172,10 @@ _COMMIT: Final = f"""
 _ANSWERS: Final = "select answers from outbox_queue where position = %s and loan = %s for update"
 _ANSWER: Final = "update outbox_queue set answers = %s where position = %s and loan = %s"
 _PEEK: Final = "select name, version, state from outbox_entities where endpoint = %b and name = any(%b::text[])"
+_COUNT: Final = f"""
+    update outbox_queue as q set times = times + %(by)b from {_LENT} as l
+    where q.position = l.position and q.loan = l.loan
+"""  # noqa: S608
 _THERE: Final = "select count(*) from outbox_queue where position = any(%b::bigint[])"
 _ACKNOWLEDGE: Final = (
     f"delete from outbox_queue as q using {_LENT} as l where q.position = l.position and q.loan = l.loan"  # noqa: S608
@@ -312,7 +317,9 @@ class PostgresLocal(PostgresLedger):
 
         return self._connections.run(work) if steps else []
 
-    def commit(self, steps: Sequence[plans.Commit]) -> list[plans.Settled]:
+    def commit(self, steps: Sequence[plans.Commit], ahead: ports.Ahead | None = None) -> list[plans.Settled]:
+        """Nothing is leased ahead: a lease is not synced here."""
+
         def work(db: Connection) -> list[plans.Settled]:
             if self.committed(db, steps):
                 return [plans.Settled.DONE] * len(steps)
@@ -398,6 +405,9 @@ class PostgresLocal(PostgresLedger):
         self._change(_RELEASE, deliveries, span_ms=delay_ms, anew=anew)
         self._tell()
 
+    def count(self, deliveries: Sequence[ports.Delivery], by: int) -> None:
+        self._change(_COUNT, deliveries, by=by)
+
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
         arguments = {**self._lent(sorted({each.numbers for each in deliveries})), "reason": reason[: ports.REASON_MAX]}
         self._connections.check_open()
@@ -482,9 +492,11 @@ class _Transaction:
 
 
 def _parcel_arrays(parcels: Sequence[ports.Parcel]) -> dict[str, Any]:
+    """As `_SENT` takes them: what would be zeros alone is empty, for `unnest` makes nulls of what is not there."""
+    delays, priorities = [parcel.delay_ms for parcel in parcels], [parcel.priority for parcel in parcels]
     return {
         "queues": [parcel.queue for parcel in parcels],
         "payloads": [parcel.payload for parcel in parcels],
-        "delays": [parcel.delay_ms for parcel in parcels],
-        "priorities": [parcel.priority for parcel in parcels],
+        "delays": delays if any(delays) else [],
+        "priorities": priorities if any(priorities) else [],
     }

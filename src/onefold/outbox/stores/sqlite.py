@@ -506,6 +506,7 @@ LOCAL_SCHEMA: Final = LEDGER_SCHEMA + QUEUE_SCHEMA
 _ANSWERS: Final = "select answers from outbox_queue where position = ? and loan = ?"
 _ANSWER: Final = "update outbox_queue set answers = ? where position = ? and loan = ?"
 _PEEK: Final = "select version, state from outbox_entities where endpoint = ? and name = ?"
+_COUNT: Final = "update outbox_queue set times = times + ? where position = ? and loan = ?"
 _THERE: Final = "select 1 from outbox_queue where position = ?"
 _SPEND: Final = "delete from outbox_queue where position = ?"
 
@@ -543,21 +544,33 @@ class SqliteQueue:
         deadline = monotonic() + wait_ms / 1000
         with self._database.turn:
             self._database.check_open()
+            seen = None
             while True:
-                seen = self._seen()  # before looking: what comes while we look is noticed after it
-                self._make_due(queues)
-                if self._find(queues, 1) and (leased := self.lend(lambda: self._find(queues, limit), lease_ms)):
-                    return leased
-                if not self._wait(deadline, queues, seen):
+                with self._database.reading() as db:
+                    strayed, some = self._strayed(db, queues), self._find(db, queues, 1)
+                    if (strayed or some) and (leased := self._taken(db, queues, limit, lease_ms)):
+                        return leased
+                if not wait_ms or (seen is not None and not self._wait(deadline, queues, seen)):
                     return []
+                seen = self._seen()  # before looking again: what comes while we look is noticed after it
+
+    def _taken(self, db: sqlite3.Connection, queues: Sequence[str], limit: int, lease_ms: int) -> list[ports.Delivery]:
+        """Not synced: a lease that a power cut takes back comes again."""
+        with self._database.tidying():
+            return self._lent(db, self._due(db, queues, limit), lease_ms)
 
     def lend(self, find: Callable[[], Sequence[int]], lease_ms: int) -> list[ports.Delivery]:
-        """Lease the rows at these positions, in their order. Not synced: what a power cut takes back comes again."""
+        """Lease the rows at these positions, in their order."""
         with self._database.tidying() as db:
-            positions = find()
-            rows = db.execute(_LEND, [self._clock_ms(), lease_ms, json.dumps(positions)]).fetchall()
-        by_position = {at: ports.Delivery(queue, body, f"{at}-{loan}", times) for at, queue, body, times, loan in rows}
-        return [by_position[at] for at in positions]
+            return self._lent(db, find(), lease_ms)
+
+    def _lent(self, db: sqlite3.Connection, positions: Sequence[int], lease_ms: int) -> list[ports.Delivery]:
+        rows = db.execute(_LEND, [self._clock_ms(), lease_ms, json.dumps(positions)]).fetchall()
+        by_position = {row[0]: row for row in rows}
+        return [
+            ports.Delivery(queue, body, f"{at}-{loan}", times)
+            for at, queue, body, times, loan in map(by_position.__getitem__, positions)
+        ]
 
     def acknowledge(self, deliveries: Sequence[ports.Delivery]) -> None:
         """Not synced: what a power cut brings back is a copy."""
@@ -585,6 +598,10 @@ class SqliteQueue:
                 due_ms = self._clock_ms() + delay_ms if delay_ms else 0
                 db.executemany(_RELEASE, [(due_ms, delay_ms, not anew, *loan) for loan in lent])
                 self._tell()
+
+    def count(self, deliveries: Sequence[ports.Delivery], by: int) -> None:
+        with self._database.tidying() as db:
+            db.executemany(_COUNT, [(by, *delivery.numbers) for delivery in deliveries])
 
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
         lent = [delivery.numbers for delivery in deliveries]
@@ -617,40 +634,44 @@ class SqliteQueue:
             now_ms = self._clock_ms()
             strayed = [ports.Strayed(*row) for row in db.execute(_STRAYED, [now_ms, ports.STEP_MS])]
             if mend and strayed:
-                db.executemany(_MAKE_DUE, [(each.queue, now_ms + ports.STEP_MS) for each in strayed])
+                self._make_due(db, [each.queue for each in strayed])
                 self._tell()
         return strayed
 
     def close(self) -> None:
         self._database.close()
 
-    def _make_due(self, queues: Sequence[str]) -> None:
-        """Make due what waits for a time that only a wrong clock can have set."""
-        now_ms = self._clock_ms()
-        strayed = [queue for queue, began_ms in self._began(queues).items() if began_ms > now_ms + ports.STEP_MS]
-        if strayed:
-            with self._database.writing() as db:
-                now_ms = self._clock_ms()  # with the write lock in hand: others went on while we waited for it
-                db.executemany(_MAKE_DUE, [(queue, now_ms + ports.STEP_MS) for queue in strayed])
+    def _due(self, db: sqlite3.Connection, queues: Sequence[str], limit: int) -> list[int]:
+        """In a transaction: what can be leased, also what waits for a time that only a wrong clock can have set."""
+        if self._strayed(db, queues):
+            self._make_due(db, queues)
+        return self._find(db, queues, limit)
 
-    def _began(self, queues: Sequence[str]) -> dict[str, int]:
-        """When the lease or delay began that ends last; of those queues that have one."""
-        with self._database.reading() as db:
-            rows = {queue: db.execute(_BEGAN, [queue]).fetchone() for queue in queues}
-        return {queue: row[0] for queue, row in rows.items() if row is not None}
+    def _strayed(self, db: sqlite3.Connection, queues: Sequence[str]) -> bool:
+        return self._began_ms(db, queues) > self._clock_ms() + ports.STEP_MS
 
-    def _find(self, queues: Sequence[str], limit: int) -> list[int]:
+    def _make_due(self, db: sqlite3.Connection, queues: Sequence[str]) -> None:
         now_ms = self._clock_ms()
-        with self._database.reading() as db:
-            found = [row for queue in queues for row in db.execute(_FIND, [queue, now_ms, limit])]
-        return [position for _, position in sorted(found)[:limit]]
+        db.executemany(_MAKE_DUE, [(queue, now_ms + ports.STEP_MS) for queue in queues])
+
+    def _began_ms(self, db: sqlite3.Connection, queues: Sequence[str]) -> int:
+        """When the last of the leases and delays began that end last in their queue."""
+        rows = [db.execute(_BEGAN, [queue]).fetchone() for queue in queues]
+        return max((row[0] for row in rows if row is not None), default=0)
+
+    def _find(self, db: sqlite3.Connection, queues: Sequence[str], limit: int) -> list[int]:
+        now_ms = self._clock_ms()
+        found = [row for queue in queues for row in db.execute(_FIND, [queue, now_ms, limit])]
+        if len(queues) > 1:
+            found = sorted(found)[:limit]
+        return [position for _, position in found]
 
     def _wait(self, deadline: float, queues: Sequence[str], seen: tuple[int, int]) -> bool:
         """Until there may be something to lease: False if the time is up first."""
         with self._database.reading() as db:
             dues = [db.execute(_NEXT, [queue]).fetchone()[0] for queue in queues]
+            began_ms = self._began_ms(db, queues)
         next_ms = min((due for due in dues if due is not None), default=None)
-        began_ms = max(self._began(queues).values(), default=0)
         while (rest_s := deadline - monotonic()) > 0:
             self._database.turn.wait(min(rest_s, self._poll_s))
             self._database.check_open()
@@ -748,10 +769,13 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
         with self._database.reading() as db:
             return db.execute(_THERE, delivery.numbers[:1]).fetchone() is not None
 
-    def commit(self, steps: Sequence[plans.Commit]) -> list[plans.Settled]:
+    def commit(self, steps: Sequence[plans.Commit], ahead: ports.Ahead | None = None) -> list[plans.Settled]:
         with self._database.writing(steps) as db:
             now_ms = self._clock_ms()
             if self._committed(db, steps, now_ms):
+                if ahead is not None:
+                    found = self._due(db, ahead.queues, ahead.limit)
+                    ahead.deliveries = self._lent(db, found, ahead.lease_ms) if found else ()
                 return [plans.Settled.DONE] * len(steps)
             answers = []
             for step in steps:

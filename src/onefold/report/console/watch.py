@@ -34,7 +34,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from onefold.errors import Misuse, OnefoldError
-from onefold.report.documents import PROGRESS, RUN, STREAM, ReportPart, json_objects, read_object
+from onefold.report.documents import PROGRESS, RUN, STREAM, ReportPart, json_objects, key_word, read_object
 from onefold.tally import Tally
 from onefold.text import plain
 from onefold.verdict import Verdict
@@ -241,17 +241,20 @@ class Folder:
         names = {name for name in WATCHED if (self.path / name).is_file()}
         more: dict[str, Any] = {"name": self.name, "report": REPORT in names, "explains": self.explains}
         try:
+            if STREAM in names and PROGRESS not in names and (runs := sorted(self.path.glob(f"batches/*/{RUN}"))):
+                return self._run_view(names, more, runs[-1].parent)
             if names & {PROGRESS, STREAM}:
                 lines = _tail(self.path / PROGRESS) if PROGRESS in names else []
                 return stream_view(lines, more, lambda batch: self._rejected(self.path / "batches" / f"{batch:012}"))
-            return self._run_view(names, more)
+            return self._run_view(names, more, self.path)
         except (OSError, OnefoldError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             kind: Kind = "stream" if names & {PROGRESS, STREAM} else "run"
             ours = isinstance(error, LookupError | TypeError | AttributeError)  # their words are for programmers
             why = "it is not as onefold writes it" if ours else error
             return View(kind=kind, state="trouble", told=shown(f"cannot be read: {why}"), **more)
 
-    def _run_view(self, names: set[str], more: dict[str, Any]) -> View:
+    def _run_view(self, names: set[str], more: dict[str, Any], place: Path) -> View:
+        """``place``: the folder of the run; of runs that go on that of the newest."""
         steps = read_object(self.path / STEPS, "steps", bytes_max=DOCUMENT_BYTES_MAX) if STEPS in names else {}
         state = STATES.get(steps.get("state"), "running") if steps else "complete"
         if state != "complete":
@@ -260,15 +263,15 @@ class Folder:
             facts: tuple[Fact, ...] = tuple((name, took, "seconds") for name, took in seconds)
             text = shown(steps.get("why") or now)
             return View(kind="run", state=state, told=text, at_ms=whole(steps["at_ms"]), facts=facts, **more)
-        if RUN not in names:
+        if not (place / RUN).is_file():
             return View(kind="run", state="waiting", told="nothing is there yet", **more)
-        run = read_object(self.path / RUN, "tally", bytes_max=DOCUMENT_BYTES_MAX)
+        run = read_object(place / RUN, "tally", bytes_max=DOCUMENT_BYTES_MAX)
         tally = Tally.from_dict(run["tally"])
-        figures: tuple[tuple[str, str, Unit], ...] = (
-            ("open gaps", "missing_ranges", "count"), (shown(run.get("engine", "keys")), "keys", "count"),
-            ("remembered", "state_entries", "count"), ("took", "seconds", "seconds"),
-        )  # fmt: skip
-        samples = dict(reversed(self._rejected(self.path) if tally.count(Verdict.REJECT) else ()))
+        knows_gaps = all(each["about"] != "lost" for each in run.get("cannot_tell") or ())
+        figures: list[tuple[str, str, Unit]] = [("open gaps", "missing_ranges", "count")] if knows_gaps else []
+        figures += [] if "version" in run else [(f"{key_word(ReportPart(run))}s", "keys", "count")]
+        figures += [("remembered", "state_entries", "count"), ("took", "seconds", "seconds")]
+        samples = dict(reversed(self._rejected(place) if tally.count(Verdict.REJECT) else ()))
         rejects = tuple(
             Rejected(reason=shown(answer.reason), count=count, row=plain(samples.get(answer.reason, ""), 300))
             for answer, count in tally
@@ -276,14 +279,15 @@ class Folder:
         )
         audit = run.get("audit") or {}
         agrees, alone = audit.get("agrees"), whole(audit.get("orphans", 0)) + whole(audit.get("orphans_by_rule", 0))
-        text = "complete" if tally.balanced else "THE BOOKS DO NOT BALANCE"
+        text = f"version {whole(run['version']):,} complete" if "version" in run else "complete"
+        text = text if tally.balanced else "THE BOOKS DO NOT BALANCE"
         if tally.balanced:
             text += "" if agrees is None else "; source and sink agree" if agrees else "; SOURCE AND SINK DO NOT AGREE"
             text += f"; {alone:,} repeats have no first" if alone else ""
             text += "; not all can be told, see the report" if run.get("cannot_tell") else ""
         return View(
             kind="run", state="complete" if tally.balanced and agrees is not False else "trouble", told=text,
-            at_ms=round((self.path / RUN).stat().st_mtime * 1000), counts=counts_of(tally), balanced=tally.balanced,
+            at_ms=round((place / RUN).stat().st_mtime * 1000), counts=counts_of(tally), balanced=tally.balanced,
             facts=tuple((label, ReportPart(run)[name].real(), unit) for label, name, unit in figures if name in run),
             rejects=rejects, **more,
         )  # fmt: skip
