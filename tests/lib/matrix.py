@@ -1,5 +1,6 @@
 """``./run test matrix [NAME..]``: the tests of every Spark, each in an environment of its own, classic and Connect.
 
+A name is that of an environment, such as "4.3-py3.13", or its end: "py3.12" is every Spark that is tried on it.
 An environment is made once and kept in the user's cache, with a wheel of each PySpark, which comes as source. "oldest"
 has the lowest version of every package that `pyproject.toml` allows; all others have the newest that go together.
 """
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -102,11 +104,12 @@ def tested(python: Path | str, *, connect: bool, words: list[str]) -> int:
 def main(words: list[str]) -> int:
     names = [word for word in words if not word.startswith("-")]
     options = [word for word in words if word.startswith("-")]
-    if unknown := [name for name in names if name not in ENVIRONMENTS]:
+    wanted = {name: [each for each in ENVIRONMENTS if each == name or each.endswith(f"-{name}")] for name in names}
+    if unknown := [name for name, each in wanted.items() if not each]:
         print(f"matrix: no environment {unknown[0]!r}: there are {', '.join(ENVIRONMENTS)}", file=sys.stderr)
         return 2
     outcomes = {}
-    for name in names or ENVIRONMENTS:
+    for name in dict.fromkeys(chain.from_iterable(wanted.values())) or ENVIRONMENTS:
         try:
             python = made(name)
         except (LookupError, subprocess.CalledProcessError) as error:

@@ -166,7 +166,7 @@ def taken(spark, judging, rows, gaps, *, keys=1, **bounds):
     df = spark.createDataFrame(pa.table(rows))
     answers = Counter(Answer(Verdict(v), r) for v, r in zip(rows["verdict"], rows["reason"], strict=True))
     tally = Tally(len(rows["verdict"]), answers)
-    found = Figures(**bounds).take(df, spark.createDataFrame(gaps), judging, tally, keys)
+    found = Figures(**bounds).take(df, lambda: spark.createDataFrame(gaps), judging, tally, keys)
     assert RunReport({"tally": tally.to_dict(), "figures": json.loads(json.dumps(found))}).html()
     return found
 

@@ -6,9 +6,11 @@ import pytest
 from pyspark.sql import functions as F
 
 from onefold.errors import Misuse
+from onefold.spark import Naming, advise_window, audit, diff, send_batch
 from onefold.spark.chains import ChainsEngine, judge_chains
 from onefold.spark.columns import ChainColumns, ProducerColumns, ReceptionColumns
 from onefold.spark.gaps import missing_ranges, missing_sequences
+from onefold.spark.ids import judge_ids
 from onefold.spark.ingest import SourceSpec
 from onefold.spark.producers import judge_producers
 from onefold.spark.receptions.counters import missing_counters
@@ -95,3 +97,47 @@ def counted(spark, name):
     heard = ReceptionColumns(frame=("n",), station="n", time="t", kind=None, device=(name,), fcnt="n")
     sequences = missing_sequences(df.where("n < 9"), ProducerColumns(producer=(name,), sequence="n"))
     return sequences.count(), missing_counters(df, heard).count()
+
+
+@pytest.fixture(scope="module")
+def spelled(spark):
+    """A column in capitals, a struct, and a copy."""
+    rows = [("a", 1, ("d", "x")), ("a", 1, ("d", "x")), ("b", 2, ("d", "y"))]
+    df = spark.createDataFrame(rows, "Id string, n int, h struct<device string, ID string>")
+    return df.withColumn("ts", F.timestamp_seconds("n"))
+
+
+NAMED = ["iD", ["ID", "N"], "H.id", F.lower, [F.lower, "n"]]
+"""Columns as people name them; an expression is made when there is a Spark."""
+
+
+def named(given):
+    each = [name if isinstance(name, str) else name("id") for name in ([given] if callable(given) else given)]
+    return given if isinstance(given, str) else each[0] if callable(given) else each
+
+
+@pytest.mark.parametrize("given", NAMED, ids=["case", "list", "field", "expression", "both"])
+def test_columns_are_named_by_one_or_several_in_any_case_fields_and_expressions(spark, spelled, given, tmp_path):
+    judged = spelled.transform(judge_ids(named(given), time="TS"))
+    assert sorted(row.verdict for row in judged.select("verdict").collect()) == ["FIRST", "FIRST", "REPEAT"]
+    other = spelled.where("n = 2").withColumnsRenamed({"Id": "ID", "n": "N"})
+    with diff(spelled, other, key=named(given)) as difference:
+        found = difference.summary
+        assert (found.only_a, found.only_b, found.differing, found.doubled) == (2, 0, 0, 0)
+    with diff(spelled, other, key="n", columns=named(given)) as difference:
+        assert difference.summary.only_a == 2
+    assert audit(spelled, judged, named(given)).agrees
+    assert audit(spelled, judged, columns=named(given)).agrees
+    assert advise_window(spelled, key=named(given), time="TS").copies == 1
+    store = f"sqlite:///{tmp_path / 's.db'}"
+    sent = send_batch(judged, store=store, transport=store, to="q", source="s", mark=1, body=named(given))
+    assert sent == (2, 0, 0)
+
+
+def test_a_column_that_no_table_has_is_named_as_it_was_asked_for(spelled):
+    for key in ("h.nothing", "nothing", ["id", "h.x.y"]):
+        with pytest.raises(Misuse, match=r"no column .* in the first table"):
+            diff(spelled, spelled, key=key)
+    with pytest.raises(Misuse, match=r"column .Id. is only in the second table"):
+        diff(spelled.drop("id"), spelled, key="n")
+    assert Naming(columns="id").columns == ("id",)  # type: ignore[arg-type]

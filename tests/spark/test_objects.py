@@ -5,26 +5,35 @@ Spark has no connector for S3 here, so all rows go through Arrow in tasks.
 
 import gzip
 import json
+import socket
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+from botocore.exceptions import ConnectionClosedError
+from pyspark.sql import functions as F
 
+from onefold import Tally, Verdict
 from onefold.errors import Misuse, StaleWrite
-from onefold.spark import objects, published, signature
+from onefold.spark import objects, publish, published, signature
 from onefold.spark import run as jobs
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.commits import Commit
 from onefold.spark.files import Place
 from onefold.spark.host import MemoryOptions
 from onefold.spark.ingest import SourceSpec
-from onefold.spark.objects import LOCK
+from onefold.spark.objects import LOCK, files_below
+from onefold.spark.sinks.parquet import ParquetSink
+from onefold.spark.stream import CheckpointCopy
 from onefold.testing.faults import Faults
 from onefold.testing.traffic import Traffic, make
+from onefold.verdict import Answer
 from tests.lib import shared_servers
 from tests.lib.commands import here
 from tests.lib.going_on import hours
@@ -293,7 +302,8 @@ def test_a_store_that_cannot_be_used_is_one_line_soon(s3, tmp_path, source, envi
 
 def test_lines_of_json_are_read_as_they_are_and_counted_without_the_reader(s3, tmp_path):
     server, folder = s3
-    lines = b'{"id": "a", "n": 1}\r\n\n{"id": "a", "n": 1}\n{"id": "b"} {"id": "c"}\n{"id": "\xff"}\n{"id": "d"}'
+    lines = b'\xef\xbb\xbf{"id": "a", "n": 1}\r\n\n{"id": "a", "n": 1}\n'
+    lines += b'{"id": "b"} {"id": "c"}\n{"id": "\xff"}\n{"id": "d"}'
     for name, body in (("day=1/a.json", lines), ("day=2/b.json.gz", gzip.compress(b'{"id": "e"}\n'))):
         server.client().put_object(Bucket=BUCKET, Key=f"{folder}/{name}", Body=body)
     done = here("check", f"s3://{BUCKET}/{folder}", "--id", "id,day", "--format", "json", "--json", cwd=tmp_path)
@@ -303,3 +313,170 @@ def test_lines_of_json_are_read_as_they_are_and_counted_without_the_reader(s3, t
     assert (document["manifest"]["rows"], document["manifest"]["blank"]) == (6, 1)
     (pair,) = document["copies"]["from"]
     assert (pair["first"], pair["copy"]) == ("a.json", "a.json")
+
+
+def test_a_put_whose_answer_is_lost_is_known_again_as_ones_own(s3):
+    server, folder = s3
+    url = f"s3://{BUCKET}/{folder}/lease"
+    tries = []
+
+    def lose_the_first_answer(request, **_):
+        tries.append(request.headers["If-None-Match"])
+        if len(tries) == 1:
+            server.client().put_object(Bucket=BUCKET, Key=f"{folder}/lease", Body=b"mine")
+            raise ConnectionClosedError(endpoint_url=request.url)
+
+    events = objects._client(*objects._of_environment()[:2]).meta.events
+    events.register("before-send.s3.PutObject", lose_the_first_answer)
+    try:
+        assert objects.put_new(url, b"mine")
+    finally:
+        events.unregister("before-send.s3.PutObject", lose_the_first_answer)
+    assert tries == [b"*", b"*"]
+    assert not objects.put_new(url, b"another's")
+    assert bytes(objects.opened(url).read()) == b"mine"
+
+
+def test_names_are_taken_as_they_are_written_and_listings_have_more_than_a_page(s3):
+    server, folder = s3
+    names = ["a b.json", "p%20q.json", "day=1/y#z.json", "ü/日本.json", "q?x.json", "a+b&c;d.json", " lead.json"]
+    for name in [*names, "_hidden.json", "day=1_$folder$"]:
+        server.client().put_object(Bucket=BUCKET, Key=f"{folder}/in/{name}", Body=name.encode())
+    root = f"s3://{BUCKET}/{folder}/in"
+    found = {file.url.removeprefix(f"{root}/"): bytes(objects.opened(file.url).read()) for file in files_below(root)}
+    assert found == {name: name.encode() for name in names}
+    assert [file.url for file in objects.matching(f"{root}/[^ apüd]*")] == [f"{root}/q?x.json"]
+    server.client().put_object(Bucket=BUCKET, Key=f"{folder}/in//a b.json", Body=b"of another name")
+    with pytest.raises(OSError, match="a name with an empty part"):
+        files_below(root)
+    with ThreadPoolExecutor(16) as pool:
+        keys = [f"{folder}/many/{number:04}.json" for number in range(1100)]
+        client = server.client()
+        list(pool.map(lambda key: client.put_object(Bucket=BUCKET, Key=key, Body=b"{}\n"), keys))
+    many = files_below(f"s3://{BUCKET}/{folder}/many")
+    assert len(many) == 1100
+    tasks = objects.tasks_of([(file.url, file.size) for file in many], "json")
+    assert len(tasks) < 100
+    assert [unit.url for units in tasks for unit in units] == [file.url for file in many]
+
+
+def test_a_file_is_ended_before_it_is_too_large_for_a_store_to_copy(s3, monkeypatch):
+    _, folder = s3
+    monkeypatch.setattr(objects, "GROUP_BYTES", 1)
+    monkeypatch.setattr(objects, "FILE_BYTES", 10)
+    batch = pa.RecordBatch.from_pylist([{"id": 1, "to": "a"}, {"id": 2, "to": "b"}])
+    task = objects._Write(f"s3://{BUCKET}/{folder}", "to", pa.schema({"id": pa.int64()}))
+    (files,) = task(iter([batch] * 3))
+    assert [name.partition("/")[0] for name in files["name"].to_pylist()] == ["to=a", "to=b"] * 3
+    assert {file.url.rpartition(f"{folder}/")[2] for file in files_below(f"s3://{BUCKET}/{folder}")} == set(
+        files["name"].to_pylist()
+    )
+
+
+def test_a_lease_is_taken_over_from_the_dead_of_this_machine_and_not_from_the_living_of_another(s3, spark, monkeypatch):
+    _, folder = s3
+    root = Place(spark, f"s3://{BUCKET}/{folder}")
+    monkeypatch.setattr(signature, "STILL_S", 2.0)
+    owner = {"host": socket.gethostname(), "pid": 2**22 + 1, "began": "1", "token": "theirs", "beats": 0}
+    lease = root / LOCK
+    lease.write_over(json.dumps({**owner, "machine": signature._machine()}).encode())
+    with signature.locked(root, "run") as lock:
+        lock.check()
+    ended = threading.Event()
+    lease.write_over(json.dumps({**owner, "machine": "another"}).encode())
+
+    def renew():  # of a container of the same name on another machine, whose process nobody sees here
+        beat = 0
+        while not ended.wait(0.2):
+            beat += 1
+            lease.write_over(json.dumps({**owner, "machine": "another", "beats": beat}).encode())
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(Misuse, match=r"another run .* is writing"), signature.locked(root, "run"):
+            raise AssertionError("two had it")
+    finally:
+        ended.set()
+        thread.join()
+    with signature.locked(root, "run") as lock:  # its owner renews it no more
+        lock.check()
+        lease.write_over(json.dumps(owner).encode())
+        with pytest.raises(StaleWrite, match="somebody else took over"):
+            lock.check()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        monkeypatch.setattr(lock, "_file", root / LOCK)
+        with pytest.raises(OSError, match="Could not connect"):
+            lock.check()
+
+
+def batch_of(spark, place, number, count):
+    """A batch that is written, up to its publication."""
+    sink = ParquetSink(spark, str(place), "none")
+    rows = spark.range(count).selectExpr("id", "'FIRST' verdict", "'new' reason")
+    draft = sink.draft("stream", number, rows.schema)
+    staged = publish.stage(rows, draft.staging, "none")
+    draft.commit(publish.staged(draft.staging, staged, "none", [F.col("id")], gaps=False))
+    return sink, draft
+
+
+def test_whoever_is_taken_for_dead_and_publishes_after_all_has_what_it_wrote(s3, spark):
+    _, folder = s3
+    root = Place(spark, f"s3://{BUCKET}/{folder} ä%20#/out")
+    books = Tally(3, {Answer(Verdict.FIRST, "new"): 3})
+    sink, slow = batch_of(spark, root, 0, 3)
+    slow.attempt.check = lambda: None  # it looked in the moment before the other one began
+    _, quick = batch_of(spark, root, 0, 3)
+    slow.publish(books)
+    with pytest.raises(StaleWrite, match="published by somebody else"):
+        quick.publish(books)
+    assert sink.last("stream") == 0
+    assert sorted(row.id for row in published(spark, str(root)).collect()) == [0, 1, 2]
+    batch_of(spark, root, 1, 3)
+    assert not (root / "_staging" / slow.place.shown.rpartition("/")[2]).exists()
+    (root / "_commits" / "note.txt").write_bytes(b"?")
+    with pytest.raises(Misuse, match=r"'note\.txt', which is no commit"):
+        published(spark, str(root))
+
+
+def test_a_commit_whose_files_are_gone_leaves_the_run_before_as_it_was(s3, spark, parts, tmp_path):
+    _, folder = s3
+    base = f"s3://{BUCKET}/{folder}"
+    add(s3[0], folder, "0.parquet", parts[0], tmp_path)
+    engine = ChainsEngine(floor="open", partitions=2)
+    jobs.run(spark, SourceSpec(path=f"{base}/in"), engine, f"{base}/out", say=lambda step: None)
+    Commit({"firsts/x.parquet": "_staging/gone/x.parquet"}, {"run.json": {}}).put(
+        Place(spark, f"{base}/out/_commit.json")
+    )
+    with pytest.raises(FileNotFoundError, match="read again"):
+        published(spark, f"{base}/out")
+    with publish.opened(spark, f"{base}/out"):
+        once([(row.offset, "") for row in published(spark, f"{base}/out").collect()], parts[0])
+
+
+def test_what_is_in_a_batch_is_put_into_the_checkpoint_once(s3, spark, tmp_path):
+    _, folder = s3
+    home = Place(spark, f"s3://{BUCKET}/{folder}/checkpoint")
+    starts = []
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        starts.append(CheckpointCopy(home, str(tmp_path / name)))
+    for start, text in zip(starts, ("v1\na", "v1\nb"), strict=True):
+        (start.folder / "offsets").mkdir()
+        (start.folder / "offsets" / "7").write_text(text)
+    starts[0].keep()
+    with pytest.raises(StaleWrite, match="begun by another start"):
+        starts[1].keep()
+    assert (home / "offsets" / "7").read_bytes() == b"v1\na"
+
+
+def test_a_store_that_takes_calls_and_never_answers_is_an_error_soon(s3, monkeypatch):
+    monkeypatch.setattr(objects, "REQUEST_S", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it listens, and the system takes the call
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        began = time.monotonic()
+        with pytest.raises(OSError, match="cannot list s3://messages/in"):
+            files_below(f"s3://{BUCKET}/in")
+        with pytest.raises(OSError, match="Read timeout"):
+            objects.put_new(f"s3://{BUCKET}/lease", b"mine")
+    assert time.monotonic() - began < 60

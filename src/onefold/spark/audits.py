@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from onefold.errors import Misuse, OnefoldError
-from onefold.spark.columns import listed, milliseconds, quoted
+from onefold.spark.columns import AnyColumns, Names, milliseconds, quoted
 from onefold.spark.commits import files_of
 from onefold.spark.differences import Summary, chosen, diff, sampled, spoken
 from onefold.spark.engine import Engine, Identity
@@ -145,8 +145,8 @@ class Audit:
 
 
 def audit(
-    source: DataFrame, published: DataFrame, identity: Identity | Iterable[str] | None = None, *,
-    columns: Iterable[str] | None = None, sent: Fingerprint | None = None, goes_on: bool = False,
+    source: DataFrame, published: DataFrame, identity: Identity | Names | None = None, *,
+    columns: Names | None = None, sent: Fingerprint | None = None, goes_on: bool = False,
 ) -> Audit:  # fmt: skip
     """Compare what a source holds with what was published of it.
 
@@ -156,9 +156,12 @@ def audit(
     taken while it was read; then the source is only read again if the two do not agree. ``goes_on``: a repeat may have
     its first in what was published before, which is not looked at.
     """
-    if identity is not None and not isinstance(identity, Identity):
-        identity = Identity(names=tuple(listed(identity)))
     _, names = chosen(source, published, None, source.columns if columns is None else columns)
+    ids_in: tuple[str, ...] = ()
+    if identity is not None and not isinstance(identity, Identity):
+        ids_in, _ = map(tuple, chosen(source, published, identity, names))
+        identity = Identity(names=ids_in)
+    source, published = (AnyColumns(name=(*names, *ids_in)).put_into(df) for df in (source, published))
     wrong = AuditFinding(names if identity is None else identity.columns)
     passing = Passing(names)
     ids, counts = None, {}

@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import reduce
 from operator import or_
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self, TypeAlias
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -29,6 +29,9 @@ from onefold.chains.columns import NO_PREVIOUS, refused
 from onefold.chains.rules import SEQUENCE_BITS, SEQUENCE_MAX, TIMESTAMP_MAX
 from onefold.errors import Misuse
 from onefold.spark.dialect import try_cast
+
+Names: TypeAlias = str | Column | Iterable[str | Column]
+"""One column or several: names, fields of structs, expressions."""
 
 WHOLE = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 TEXT = (T.StringType,)
@@ -118,14 +121,15 @@ class RoleColumns:
         for each in fields(self):  # type: ignore[arg-type]
             names = getattr(self, each.name)
             several = isinstance(each.default, tuple)
-            if several:  # one name alone, or a list of them, is what everybody writes first
-                names = (names,) if isinstance(names, str) or _is_column(names) else tuple(names)
+            if several:
+                names = tuple(listed(names))
             elif not isinstance(names, str | None) and not _is_column(names):
                 (names,) = names if isinstance(names, list | tuple) and len(names) == 1 else (names,)
                 if not isinstance(names, str):
                     raise Misuse(f"{each.name} is {names!r}, must be one column", **{each.name: names})
-            named = tuple(Computed.of(n) if _is_column(n) else n for n in (names if several else (names,)))
-            object.__setattr__(self, each.name, named if several else named[0])
+            elif _is_column(names):
+                names = Computed.of(names)
+            object.__setattr__(self, each.name, names)
         if not getattr(self, self.key_role):
             raise Misuse(f"{self.key_role} is empty, must name at least one column", **{self.key_role: ()})
 
@@ -206,9 +210,10 @@ class RoleColumns:
                 raise Misuse(f"column {name!r} ({self.ranged}): {what}", column=name)
 
 
-def listed(names: str | Iterable[str]) -> list[str]:
-    """One name alone, or several, as a list."""
-    return [names] if isinstance(names, str) else list(names)
+def listed(names: Names) -> list[str]:
+    """One column alone, which everybody writes first, or several, as a list of names; an expression has one, too."""
+    several: Any = [names] if isinstance(names, str) or _is_column(names) else names
+    return [Computed.of(name) if _is_column(name) else name for name in several]
 
 
 def _is_column(value: object) -> bool:
@@ -244,6 +249,28 @@ def _field(kind: T.DataType, parts: Sequence[str]) -> Field | None:
         path.append(quoted(own))
         kind = kind[own].dataType
     return Field(".".join(path), kind) if len(path) > 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnyColumns(RoleColumns):
+    """Columns that are named for any purpose: some of the table's, fields of structs, expressions."""
+
+    name: tuple[str, ...] = ()
+
+    key_role = "name"
+    plain = ("name",)
+    times = ()
+    required = ("name",)
+
+    def are_in(self, df: Columns) -> bool:
+        beside = self.beside(df)
+        return all(df.columns.count(name) == 1 or name in beside for name in self.of(df).name)
+
+    def put_into(self, df: DataFrame) -> DataFrame:
+        """A table that has them, with these columns under these names."""
+        df = self.added_to(df)
+        spelled = {own: name for own, name in zip(self.of(df).name, self.name, strict=True) if own != name}
+        return df.withColumnsRenamed(spelled) if spelled else df
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,12 +17,14 @@ may see a part of the newest commit while it is carried out, until its last docu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
+from uuid import uuid4
 
-from onefold.errors import StaleWrite
+from onefold.errors import Misuse, StaleWrite
 from onefold.spark import objects
 from onefold.spark.files import THREADS_MAX, Place
 
@@ -51,7 +53,8 @@ class Commit:
 
     def put(self, file: Place, *, new: bool = False) -> None:
         """Write it: from now on all of it is published. ``new``: `StaleWrite` if there is one already."""
-        data = json.dumps({"format": FORMAT, "files": self.files, "documents": self._texts()}).encode()
+        own = {"format": FORMAT, "put": uuid4().hex}  # no other has these bytes, see `objects.put_new`
+        data = json.dumps({**own, "files": self.files, "documents": self._texts()}).encode()
         if not new:
             file.write_bytes(data)
         elif not file.write_new(data):
@@ -73,9 +76,7 @@ class Commit:
 
     def carry_out(self, root: Place) -> None:
         """Put everything in its place; may be done again, also by two at once."""
-        with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
-            for _ in pool.map(lambda pair: (root / pair[1]).settle_as(root / pair[0]), self.files.items()):
-                continue
+        in_threads(lambda pair: (root / pair[1]).settle_as(root / pair[0]), self.files.items())
         for name, document in self.documents.items():
             if isinstance(document, dict):
                 (root / name).write_json(document)
@@ -84,18 +85,33 @@ class Commit:
                 (root / name).write_bytes(text)
 
     def where(self, root: Place) -> dict[str, str]:
-        """The URL of each file by its final name, wherever it is by now."""
-        places = {final: (root / staged, root / final) for final, staged in self.files.items()}
-        return {final: str(one if one.exists() else other) for final, (one, other) in places.items()}
+        """The URL of each file by its final name, wherever it is by now; `FileNotFoundError`: one is nowhere."""
+
+        def url(pair: tuple[str, str]) -> str:
+            place = next((place for name in reversed(pair) if (place := root / name).exists()), None)
+            if place is None:
+                raise FileNotFoundError(f"{root}/{pair[0]} is committed, and is not there any more: read again")
+            return str(place)
+
+        return dict(zip(self.files, in_threads(url, self.files.items()), strict=True))
 
 
 def _parquet_files(part: Place) -> list[objects.StoredFile]:
     return [objects.StoredFile(f"{part}/{name}", 0) for name in part.files() if name.endswith(".parquet")]
 
 
+def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
+    """What a function says of each item; a store takes longer to answer than to look."""
+    with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
+        return list(pool.map(function, items))
+
+
 def batch_numbers(root: Place) -> list[int]:
     """The batches that are committed."""
-    return sorted(int(name.removesuffix(".json")) for name in (root / COMMITS).names())
+    names = (root / COMMITS).names()
+    if stranger := next((name for name in names if not re.fullmatch(r"\d{12}\.json", name)), None):
+        raise Misuse(f"{root / COMMITS} holds {stranger!r}, which is no commit: move it away", path=str(root))
+    return sorted(int(name.removesuffix(".json")) for name in names)
 
 
 def commit_of(root: Place, batch: int) -> Place:

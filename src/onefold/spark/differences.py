@@ -25,7 +25,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark import fingerprints
-from onefold.spark.columns import Columns, listed, quoted
+from onefold.spark.columns import AnyColumns, Columns, Names, in_any_case, listed, quoted
 from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.fingerprints import BITS_MAX, RANGE, Compared, form, row_form, row_id, with_words, word_names
 from onefold.text import plain
@@ -50,7 +50,7 @@ _MORE: Final = ("_onefold_ma", "_onefold_mb")
 
 
 def diff(
-    a: DataFrame, b: DataFrame, *, key: Iterable[str] | None = None, columns: Iterable[str] | None = None,
+    a: DataFrame, b: DataFrame, *, key: Names | None = None, columns: Names | None = None,
     buckets: int | None = None, hash: Hash = "xxhash64",
 ) -> Diff:  # fmt: skip
     """Compare two tables.
@@ -61,13 +61,15 @@ def diff(
 
     ``key``: the columns that name a row; None: a row is named by all that it holds, and counted as often as it is
     there, as ``exceptAll`` does. ``columns``: what else must agree; None: every other column, which then both must
-    have. ``buckets``: into how many ranges the ids are scattered, a power of two; None: by the size of the tables.
+    have. Names count in any case, ``"h.id"`` is a field of a struct, and an expression will do, as ``F.lower("id")``.
+    ``buckets``: into how many ranges the ids are scattered, a power of two; None: by the size of the tables.
     ``hash``: what the fingerprints are made with, see `fingerprints`; "sha256" where somebody may want the difference
     not to be found. Rows are always compared by SHA-256.
 
     Two nulls are equal, every NaN is one value, and text is compared by its bytes.
     """
     names, rest = chosen(a, b, key, columns)
+    a, b = (AnyColumns(name=(*names, *rest)).put_into(df) for df in (a, b))
     if buckets is not None and (not 2 <= buckets <= 1 << BITS_MAX or buckets & (buckets - 1)):
         raise Misuse(f"buckets is {buckets}, must be a power of two from 2 to {1 << BITS_MAX}", buckets=buckets)
     if hash not in HASHES:
@@ -84,25 +86,24 @@ def diff(
     return Diff(sides, compared, whole=key is None)
 
 
-def chosen(
-    a: Columns, b: Columns, key: Iterable[str] | None, columns: Iterable[str] | None
-) -> tuple[list[str], list[str]]:
-    """The key and the other columns that are compared; `Misuse` that names the column if one is missing."""
-    names = [] if key is None else list(dict.fromkeys(listed(key)))
+def chosen(a: Columns, b: Columns, key: Names | None, columns: Names | None) -> tuple[list[str], list[str]]:
+    """The key and the other columns, as the first table spells them; `Misuse` that names one if it is missing."""
+    names = [] if key is None else _spelled(a, key)
     if key is not None and not names:
         raise Misuse("key is empty, must name at least one column, or be None: the whole row", key=key)
     for name in names:
         if name.lower() in (*OUTCOME, *ROWS):
             raise Misuse(f"key column {name!r} has a name that the outcome needs: rename it", column=name)
     if columns is None:
-        alone = [name for name in (*a.columns, *b.columns) if (name in a.columns) != (name in b.columns)]
-        if alone:
-            owner = "the first" if alone[0] in a.columns else "the second"
-            raise Misuse(f"column {alone[0]!r} is only in {owner} table: name the columns to compare", column=alone[0])
-    rest = [name for name in (a.columns if columns is None else dict.fromkeys(listed(columns))) if name not in names]
+        for df, other, owner in ((a, b, "the first"), (b, a, "the second")):
+            for name in df.columns:
+                if name not in other.columns and in_any_case(other.columns, name) is None:
+                    what = f"column {name!r} is only in {owner} table"
+                    raise Misuse(f"{what}: name the columns to compare", column=name)
+    rest = [name for name in (a.columns if columns is None else _spelled(a, columns)) if name not in names]
     for name in (*names, *rest):
         for df, which in ((a, "first"), (b, "second")):
-            if df.columns.count(name) != 1:
+            if not AnyColumns(name=(name,)).are_in(df):
                 near = next(iter(get_close_matches(name, df.columns, n=1)), None)
                 close = "" if near is None else f", did you mean {near!r}"
                 there = ", ".join(df.columns)
@@ -111,6 +112,11 @@ def chosen(
     if not names and not rest:
         raise Misuse("there is no column to compare")
     return names, rest
+
+
+def _spelled(df: Columns, names: Names) -> list[str]:
+    several = listed(names)
+    return list(dict.fromkeys(AnyColumns(name=tuple(several)).of(df).name)) if several else []
 
 
 def common_types(a: Columns, b: Columns, names: Iterable[str]) -> dict[str, T.DataType]:

@@ -81,10 +81,11 @@ class Figures:
         return self.keys_max <= KEYS_MAX and self.strips_max <= STRIPS_MAX and self.ranges_max <= RANGES_MAX
 
     def take(
-        self, rows: DataFrame, gaps: DataFrame, judging: Engine, tally: Tally, keys: int, span: Span | None = None,
-        notes: Notes | None = None, naming: DataFrame | None = None,
+        self, rows: DataFrame, gaps: Callable[[], DataFrame], judging: Engine, tally: Tally, keys: int,
+        span: Span | None = None, notes: Notes | None = None, naming: DataFrame | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """The figures of judged rows of so many keys, and of the ranges that are missing among them.
+        """The figures of judged rows of so many keys, and of the ranges that are missing among them, if those are asked
+        for: notes have them.
 
         ``span``: of the firsts on the axis of time, if it was seen in passing. ``notes``: of the tasks that judged
         them; ``naming``: those of the rows by which its keys can be named.
@@ -98,7 +99,7 @@ class Figures:
                 return worst, strips, None if over_time is None else over_time.figure(rows)
             needed = rows.select(VERDICT, REASON, *(F.col(quoted(name)) for name in subject.columns))
             watched = rows if over_time is None or not subject.key else over_time.counts.watch(needed)
-            worst, strips = keys_and_strips(watched, gaps, subject, self)
+            worst, strips = keys_and_strips(watched, gaps(), subject, self)
             return worst, strips, None if over_time is None else over_time.figure(rows)
 
         figures: list[Callable[[], Any]] = [
@@ -519,7 +520,7 @@ def stream_document(
         cells = [F.col(quoted(name)) for name in missing.columns]
         first = missing.orderBy(*cells).limit(ranges_max).select(*(told(missing, name) for name in missing.columns))
         return {
-            "figures": figures.take(rows, missing, engine, tally, keys),
+            "figures": figures.take(rows, lambda: missing, engine, tally, keys),
             "keys": keys,
             "missing_ranges": missing.count(),
             "missing_ranges_shown": [row.asDict() for row in first.collect()],

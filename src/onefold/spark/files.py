@@ -22,14 +22,12 @@ sees too. Trouble is an `OSError` of one line that names it.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import io
 import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -80,10 +78,6 @@ _FOREIGN: Final = {
     b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
 }  # fmt: skip
 """How a file begins that is no text in UTF-8, whatever its name says."""
-_UNPACKED: Final[Mapping[str, Callable[[Any], Any]]] = {
-    ".gz": lambda raw: gzip.GzipFile(fileobj=raw),
-    ".bz2": bz2.BZ2File,
-}
 _PACKED: Final = (".deflate", ".zst", ".lz4", ".snappy", ".xz", ".lzo")
 """Compressed in a way that Spark may know, and that Python's own library does not unpack piece by piece."""
 _TOPIC_FAILED: Final = re.compile(r"^(?:OSError|onefold\.errors\.\w+): (kafka://.*)$", re.M)
@@ -327,10 +321,10 @@ class SourceFiles:
             return replace(file, trouble=_words(error))
 
     def _look_at_lines(self, file: SourceFile, raw: IO[bytes], is_local: bool, count: bool) -> SourceFile:
-        ending = next((end for end in (*_UNPACKED, *_PACKED) if file.path.endswith(end)), "")
+        ending = next((end for end in (*objects.UNPACKED, *_PACKED) if file.path.endswith(end)), "")
         if ending in _PACKED:
             return file
-        unpacked: IO[bytes] = _UNPACKED[ending](raw) if ending else raw
+        unpacked = objects.unpacked(file.path, raw)
         head = unpacked.read(HEAD_BYTES_MAX if is_local or self.has_header else 8)
         if not ending and not self.is_wide:
             for magic, kind in _FOREIGN.items():
@@ -811,9 +805,9 @@ class Place:
             draft.move_to(self)
 
     def write_new(self, data: bytes) -> bool:
-        """Write a file that is not there yet; False, and nothing written, if it is."""
+        """Write a file that is not there yet; False, and nothing written, if it is. In a store see `put_new`."""
         with self._naming("write"):
-            return not self._there.exists() and bool(self._there.write(data, over=False))
+            return bool(self._there.write(data, over=False))
 
     def write_over(self, data: bytes) -> None:
         """Write a file whether it is there or not; who reads it meanwhile may see a part of it."""

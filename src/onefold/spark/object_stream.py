@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from onefold.spark.dialect import arrow_schema
 from onefold.spark.memory import Storage
-from onefold.spark.objects import Unit, UnitReader, matching, units_of
+from onefold.spark.objects import Unit, UnitReader, matching, tasks_of
 
 NAME = "onefold-objects"
 
@@ -53,6 +53,9 @@ class ObjectStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._files_max = int(options["maxFiles"]) or None
         self._store, self._schema = store, arrow_schema(schema)
         self._until: set[str] | None = None
+        self._known: set[str] = set()
+        """The files of the first entries of the log, as they are spelled there."""
+        self._entry_count = 0
 
     def initialOffset(self) -> dict[str, int]:
         return {"logOffset": -1}
@@ -67,8 +70,10 @@ class ObjectStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         number = start["logOffset"] + 1
         if self._entries(number):  # of a start that died when it had listed them
             return {"logOffset": number}
-        known = {entry["path"] for each in range(number) for entry in self._entries(each)}
-        new = [file for file in matching(self._path, self._store) if _spelled(file.url) not in known]
+        for each in range(self._entry_count, number):
+            self._known |= {entry["path"] for entry in self._entries(each)}
+        self._entry_count = number
+        new = [file for file in matching(self._path, self._store) if _spelled(file.url) not in self._known]
         new = sorted(
             (file for file in new if self._until is None or file.url in self._until),
             key=lambda f: (f.modified_ms, f.url),
@@ -92,10 +97,12 @@ class ObjectStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         numbers = range(start["logOffset"] + 1, end["logOffset"] + 1)
         entries = [entry for number in numbers for entry in self._entries(number)]
         files = [(unquote(entry["path"]), int(entry["size"])) for entry in entries]
-        return [InputPartition(unit) for unit in units_of([f for f in files if f[0] not in self._aside], self._kind)]
+        return [InputPartition(units) for units in tasks_of([f for f in files if f[0] not in self._aside], self._kind)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        yield from UnitReader(self._store, self._kind, self._schema, self._path).read(Unit(*partition.value))
+        reader = UnitReader(self._store, self._kind, self._schema, self._path)
+        for unit in partition.value:
+            yield from reader.read(Unit(*unit))
 
 
 def _spelled(url: str) -> str:

@@ -23,7 +23,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from contextlib import suppress
 from functools import cache, lru_cache
 from typing import IO, Any, Final, NamedTuple
 from urllib.parse import quote, unquote
@@ -52,15 +52,21 @@ LOCK: Final = "_onefold.lock"
 LISTED: Final = "_files.json"
 """The files that a job wrote into a folder, and how many rows each has."""
 CONNECT_S: Final = 5
-REQUEST_S: Final = 30
-"""For a part of a file. Hadoop's connector waits 200 s; a store that is silent for longer than this is down."""
-ATTEMPTS_MAX: Final = 4
-"""As AWS's own tools try a request, and one more."""
+REQUEST_S: Final = 15
+"""Without a single byte; S3 sends some while it copies. Hadoop's connector waits 200 s, four times or more."""
+ATTEMPTS_MAX: Final = 3
+"""As AWS's own tools try a request: a store that is silent is an error within a minute."""
 SLICE_BYTES: Final = 64 << 20
 """What a task reads of a Parquet file: half of what Spark takes, because Arrow's columns are in Python's memory too."""
+OPEN_BYTES: Final = 4 << 20
+"""What could be read while a file is opened, as Spark has it: small files go to a task together."""
+TASKS: Final = 64
+"""As many tasks at least have a file of their own before that, if there are so many files."""
 BATCH_ROWS: Final = 65_536
 GROUP_BYTES: Final = 64 << 20
 """Of a row group in memory, before it is written; as large as Arrow's own are, on disk about a quarter."""
+FILE_BYTES: Final = 4 << 30
+"""Where a file ends and the next one begins: S3 copies at most 5 GB in one request."""
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
 _SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
 
@@ -77,31 +83,53 @@ def local_path(url: str) -> str:
 
 def file_system(url: str) -> tuple[Any, str]:
     """The file system that a path or URL is in, and the path there; `Misuse` if pyarrow has none for it."""
-    if not is_far(url):
-        return fs.LocalFileSystem(), local_path(url)
-    scheme, _, rest = url.partition(":")
-    if scheme.lower() not in S3:
-        try:
-            files, path = fs.FileSystem.from_uri(url.rstrip("/"))
-        except (OSError, ValueError) as error:
-            what = f"neither Spark nor pyarrow opens it: {plain_error(error)}"
-            raise Misuse(f"{url}: no file system of that scheme: {what}", path=url) from error
-        return files, path
-    bucket, _, key = rest.lstrip("/").partition("/")
-    if not bucket or "@" in bucket:
-        what = "has credentials in it, which belong into the environment" if "@" in bucket else "names no bucket"
-        raise Misuse(f"{url.rpartition('@')[2]}: the URL {what}", path=url.rpartition("@")[2])
-    return _s3(bucket, *_of_environment()), "/".join(part for part in (bucket, *key.split("/")) if part)
+    return _store(url)[0], path_in(url)
 
 
 def path_in(url: str) -> str:
-    """The path of a URL in its file system."""
+    """The path of a URL in its file system: the name as it is written, in which no sign means another.
+
+    >>> path_in("s3a://b/in//a%20b #1"), path_in("file:///tmp/a%20b")
+    ('b/in/a%20b #1', '/tmp/a b')
+    """
     if not is_far(url):
         return local_path(url)
+    _, root, key = _parts(url)
+    top = root if scheme_of(url) in S3 else _store(url)[1]
+    return "/".join((top.rstrip("/"), *(part for part in key.split("/") if part)))
+
+
+def _parts(url: str) -> tuple[str, str, str]:
+    """Scheme, bucket (or container, or host) and key of a URL; `Misuse` if it has credentials in it, or no bucket."""
     scheme, _, rest = url.partition(":")
-    if scheme.lower() not in S3:
-        return str(fs.FileSystem.from_uri(url)[1])
-    return "/".join(part for part in rest.split("/") if part)
+    root, _, key = rest.removeprefix("//").partition("/")
+    owner, at, host = root.rpartition("@")
+    if at and (":" in owner or scheme.lower() in S3):
+        plain = f"{scheme}://{host}/{key}"
+        raise Misuse(f"{plain}: the URL has credentials in it, which belong into the environment", path=plain)
+    if scheme.lower() in S3 and not root:
+        raise Misuse(f"{url}: the URL names no bucket", path=url)
+    return scheme.lower(), root, key
+
+
+def _store(url: str) -> tuple[Any, str]:
+    """The file system that a path or URL is in, and where its root begins there."""
+    if not is_far(url):
+        return fs.LocalFileSystem(), ""
+    scheme, root, _ = _parts(url)
+    return (_s3(root, *_of_environment()), root) if scheme in S3 else _other(scheme, root)
+
+
+@lru_cache(maxsize=64)
+def _other(scheme: str, root: str) -> tuple[Any, str]:
+    url = f"{scheme}://{root}"
+    try:  # Google's library tries for a quarter of an hour
+        limit = f"?retry_limit_seconds={REQUEST_S * ATTEMPTS_MAX}" if scheme in ("gs", "gcs") else ""
+        files, top = fs.FileSystem.from_uri(url + limit)
+    except (OSError, ValueError) as error:
+        what = f"neither Spark nor pyarrow opens it: {plain_error(error)}"
+        raise Misuse(f"{url}: no file system of that scheme: {what}", path=url) from error
+    return files, str(top)
 
 
 def _of_environment() -> tuple[str | None, ...]:
@@ -134,31 +162,37 @@ def plain_error(error: BaseException) -> str:
 
 
 def put_new(url: str, data: bytes) -> bool:
-    """Write an object that is not there yet; False, and nothing written, if it is.
+    """Write an object that is not there yet; False, and nothing written, if there is one with other bytes.
 
     On S3 by one conditional put, if botocore is installed: of two at once one gets True. Else by looking first, which
-    leaves two at the very same time unnoticed.
+    leaves two at the very same time unnoticed. A put whose answer is lost is tried again, and then the object is there:
+    so the bytes must be such as nobody else would write, and whoever finds them there wrote them.
     """
     files, path = file_system(url)
     client = _client(*_of_environment()[:2]) if scheme_of(url) in S3 else None
     if client is None:
-        if files.get_file_info(path).type != fs.FileType.NotFound:
-            return False
-        with files.open_output_stream(path) as stream:
-            stream.write(data)
-        return True
-    from botocore.exceptions import BotoCoreError, ClientError
+        is_there = files.get_file_info(path).type != fs.FileType.NotFound
+        if not is_there:
+            with files.open_output_stream(path) as stream:
+                stream.write(data)
+    else:
+        from botocore.exceptions import BotoCoreError, ClientError
 
-    bucket, _, key = path.partition("/")
-    try:
-        client.put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
-    except ClientError as error:
-        if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (409, 412):
-            return False
-        raise OSError(plain_error(error)) from error
-    except BotoCoreError as error:
-        raise OSError(plain_error(error)) from error
-    return True
+        bucket, _, key = path.partition("/")
+        try:
+            client.put_object(Bucket=bucket, Key=key, Body=data, IfNoneMatch="*")
+            is_there = False
+        except ClientError as error:
+            is_there = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (409, 412)
+            if not is_there:
+                raise OSError(plain_error(error)) from error
+        except BotoCoreError as error:
+            raise OSError(plain_error(error)) from error
+    if not is_there:
+        return True
+    with suppress(FileNotFoundError), files.open_input_file(path) as stream:
+        return bytes(stream.read()) == data
+    return False
 
 
 @cache
@@ -171,7 +205,7 @@ def _client(endpoint: str | None, region: str | None) -> Any:
         return None
     retries = {"total_max_attempts": ATTEMPTS_MAX, "mode": "standard"}
     limits = Config(connect_timeout=CONNECT_S, read_timeout=REQUEST_S, retries=retries)
-    return get_session().create_client("s3", region_name=region or "us-east-1", endpoint_url=endpoint, config=limits)
+    return get_session().create_client("s3", region_name=region, endpoint_url=endpoint, config=limits)
 
 
 class StoredFile(NamedTuple):
@@ -192,16 +226,16 @@ def files_below(url: str, store: Any = None) -> list[StoredFile]:
         below = files.get_file_info(fs.FileSelector(root, recursive=True, allow_not_found=True))
     except (OSError, pa.ArrowException) as error:
         raise OSError(f"cannot list {url}: {plain_error(error)}") from error
-    names = ((info.path[len(root) :].lstrip("/"), info) for info in below if info.type == fs.FileType.File)
-    return sorted(
-        _stored(f"{url.rstrip('/')}/{name}", info)
-        for name, info in names
-        if not any(_is_hidden(part) for part in name.split("/"))
-    )
+    names = ((info.path[len(root) + 1 :], info) for info in below if info.type == fs.FileType.File)
+    files = [(name, info) for name, info in names if not any(_is_hidden(part) for part in name.split("/"))]
+    if name := next((name for name, _ in files if "//" in f"/{name}"), None):
+        raise OSError(f"cannot read {url.rstrip('/')}/{name}: a name with an empty part, which pyarrow does not open")
+    return sorted(_stored(f"{url.rstrip('/')}/{name}", info) for name, info in files)
 
 
 def _is_hidden(name: str) -> bool:
-    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+    """As Spark sees it; and what Hadoop puts where a folder would be."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("_$folder$")
 
 
 def _stored(url: str, info: Any) -> StoredFile:
@@ -252,16 +286,42 @@ def folder_values(root: str, url: str) -> dict[str, str | None]:
     return {unquote(name): None if value == NO_VALUE else unquote(value) for name, _, value in pairs}
 
 
+PATTERN: Final = re.compile(r"[*?\[{]")
+"""What makes a path a pattern to Hadoop."""
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name, without a slash, is one that a pattern without braces stands for.
+
+    >>> matches("day=[^0]*", "day=1"), matches("day=[!0]*", "day=0"), matches("a+b", "a+b")
+    (True, False, True)
+    """
+    if not PATTERN.search(pattern):
+        return pattern == name
+
+    def any_of(escaped: re.Match[str]) -> str:
+        inside = re.sub(r"\\(.)", r"\1", escaped[1])
+        negated = inside[:1] in ("!", "^")
+        return f"[{'^' * negated}{inside[negated:]}]".replace("\\", "\\\\")
+
+    text = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
+    try:
+        return re.fullmatch(re.sub(r"\\\[(.*?)\\\]", any_of, text), name, re.S) is not None
+    except re.error:  # not a pattern to us: it may match anything
+        return True
+
+
 def matching(pattern: str, store: Any = None) -> list[StoredFile]:
     """The files that a URL means: those below it, or below what matches it if it is a pattern."""
-    if "{" in pattern:
-        raise Misuse(f"{pattern}: braces need a connector of Spark's own; name what they have in common", path=pattern)
+    if sign := set(pattern) & set("{\\"):
+        what = f"{min(sign)} in a pattern needs a connector of Spark's own; name what all have in common"
+        raise Misuse(f"{pattern}: {what}", path=pattern)
     parts = pattern.rstrip("/").split("/")
-    fixed = next((i for i, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
+    fixed = next((i for i, part in enumerate(parts) if PATTERN.search(part)), len(parts))
     return [
         file
         for file in files_below("/".join(parts[:fixed]), store)
-        if all(fnmatchcase(name, part) for name, part in zip(file.url.split("/")[fixed:], parts[fixed:], strict=False))
+        if all(matches(part, name) for name, part in zip(file.url.split("/")[fixed:], parts[fixed:], strict=False))
         and len(file.url.split("/")) >= len(parts)
     ]
 
@@ -280,29 +340,45 @@ def rows(
     wanted = T.StructType([*fields, *([T.StructField(at, T.StringType())] if at else [])])
     if not files:
         return spark.createDataFrame([], T.StructType([*schema, *wanted.fields[len(schema) :]]))
-    units = units_of([(file.url, file.size) for file in files], kind)
+    tasks = tasks_of([(file.url, file.size) for file in files], kind)
     reader = UnitReader(file_system(files[0].url)[0], kind, arrow_schema(wanted), root, at)
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (number for batch in batches for number in batch.column(0).to_pylist()):
-            yield from reader.read(units[number])
+            for unit in tasks[number]:
+                yield from reader.read(unit)
 
-    df = spark.range(0, len(units), 1, len(units)).mapInArrow(read, wanted)
+    df = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read, wanted)
     return df.withColumn("value", F.col("value").cast("string")) if lines else df  # its bytes as they are
 
 
 class Unit(NamedTuple):
-    """What one task reads: a part of a file."""
+    """What is read in one go: a part of a file."""
 
     url: str
     part: int
     parts: int
 
 
-def units_of(files: Sequence[tuple[str, int]], kind: str) -> list[Unit]:
-    """Files with their sizes, cut where they can be."""
-    cut = [max(1, -(-size // SLICE_BYTES)) if kind == "parquet" else 1 for _, size in files]
-    return [Unit(url, part, parts) for (url, _), parts in zip(files, cut, strict=True) for part in range(parts)]
+def tasks_of(files: Sequence[tuple[str, int]], kind: str) -> list[list[Unit]]:
+    """What each task reads of files with these sizes: a part of a large one, or some small ones.
+
+    >>> [len(units) for units in tasks_of([("s3://b/large", 200 << 20)] + 130 * [("s3://b/small", 1)], "parquet")][:6]
+    [1, 1, 1, 1, 2, 2]
+    """
+    slice_bytes = min(SLICE_BYTES, sum(size + OPEN_BYTES for _, size in files) // TASKS)
+    tasks: list[list[Unit]] = []
+    room = 0
+    for url, size in files:
+        parts = max(1, -(-size // SLICE_BYTES)) if kind == "parquet" else 1
+        for part in range(parts):
+            cost = size // parts + OPEN_BYTES
+            if cost > room:
+                tasks.append([])
+                room = slice_bytes
+            tasks[-1].append(Unit(url, part, parts))
+            room -= cost
+    return tasks
 
 
 class UnitReader:
@@ -348,7 +424,7 @@ def unpacked(url: str, raw: Any) -> IO[bytes]:
 def _lines(file: IO[bytes]) -> Iterator[pa.RecordBatch]:
     """Lines as Hadoop's reader cuts them: at a line feed, a carriage return or both."""
     lines: list[bytes] = []
-    rest = b""
+    rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
     while True:
         chunk = file.read(4 << 20)
         text = rest + chunk
@@ -412,16 +488,17 @@ class _Write:
         self._files, self._url, self._by, self._schema = file_system(url)[0], url, partition_by, schema
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        name = f"part-{0 if context is None else context.partitionId():05}-{uuid4().hex[:12]}.parquet"
         parts: dict[str, _Part] = {}
+        files = []
         try:
             for batch in batches:
                 for folder, own in self._split(batch):
                     if folder not in parts:
-                        parts[folder] = _Part(self._files, self._url, f"{folder}{name}", self._schema)
+                        parts[folder] = _Part(self._files, self._url, folder, self._schema)
                     parts[folder].add(own)
-            files = [part.close() for part in parts.values()]
+                    if parts[folder].size >= FILE_BYTES:
+                        files.append(parts.pop(folder).close())
+            files += [part.close() for part in parts.values()]
         except (OSError, pa.ArrowException) as error:
             raise OSError(f"cannot write to {self._url}: {plain_error(error)}") from None
         columns = list(zip(*files, strict=True)) or [(), (), ()]
@@ -440,15 +517,17 @@ class _Write:
             yield f"{self._by}={NO_VALUE if value is None else quote(str(value), safe='')}/", own
 
     def empty(self) -> tuple[str, int, int]:
-        return _Part(self._files, self._url, f"part-00000-{uuid4().hex[:12]}.parquet", self._schema).close()
+        return _Part(self._files, self._url, "", self._schema).close()
 
 
 class _Part:
     """A file that is being written; it is there when it is closed, as a whole."""
 
-    def __init__(self, files: Any, url: str, name: str, schema: pa.Schema) -> None:
-        self._name, self._schema = name, schema
-        path = path_in(f"{url}/{name}")
+    def __init__(self, files: Any, url: str, folder: str, schema: pa.Schema) -> None:
+        context = TaskContext.get()
+        task = 0 if context is None else context.partitionId()
+        self._name, self._schema = f"{folder}part-{task:05}-{uuid4().hex[:12]}.parquet", schema
+        path = path_in(f"{url}/{self._name}")
         if isinstance(files, fs.LocalFileSystem):
             files.create_dir(os.path.dirname(path), recursive=True)
         self._raw = files.open_output_stream(path)
@@ -463,6 +542,11 @@ class _Part:
         if self._bytes >= GROUP_BYTES:
             self._flush()
 
+    @property
+    def size(self) -> int:
+        """The bytes that are written."""
+        return int(self._raw.tell())
+
     def _flush(self) -> None:
         if self._batches:
             self._writer.write_table(pa.Table.from_batches(self._batches))
@@ -471,9 +555,9 @@ class _Part:
     def close(self) -> tuple[str, int, int]:
         self._flush()
         self._writer.close()
-        size = self._raw.tell()
+        size = self.size
         self._raw.close()
-        return self._name, int(size), self._rows
+        return self._name, size, self._rows
 
 
 def written(url: str) -> list[StoredFile]:

@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, groupby, islice
 from operator import itemgetter
@@ -43,7 +43,7 @@ from onefold.outbox import plans
 from onefold.outbox.plans import Entity, Key, Out, Outcome, mark_of
 from onefold.outbox.ports import EntityStore, Ledger, open_ledger, open_queue, open_tokens
 from onefold.outbox.runner import World, run_one
-from onefold.spark.columns import quoted
+from onefold.spark.columns import AnyColumns, Names, listed, quoted
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.session import has_executors, query_id, ship
 from onefold.verdict import Verdict
@@ -82,7 +82,7 @@ class SentBatch(NamedTuple):
 
 def outbox_sink(
     *, store: str, transport: str, to: str, source: str, tokens: str | None = None, plan: str | None = None,
-    body: Sequence[str] | None = None, buckets: int = 8, chunk_max: int = 500, only: Verdict | None = Verdict.FIRST,
+    body: Names | None = None, buckets: int = 8, chunk_max: int = 500, only: Verdict | None = Verdict.FIRST,
 ) -> Callable[[DataFrame, int], None]:  # fmt: skip
     """A function for ``foreachBatch`` that sends each row of a stream as one message, once.
 
@@ -94,7 +94,7 @@ def outbox_sink(
     ``to`` is a queue. ``source`` names this stream: it must be its own, and the same after each restart. A stream that
     begins anew, with a new checkpoint, needs a new name: its batches count from 0 again, and `Misuse` says so.
 
-    ``body`` are the columns that are sent, as a JSON object; None: all but verdict and reason. Decimals are sent as
+    ``body``: the columns that are sent, as a JSON object; None: all but verdict and reason. Decimals are sent as
     text, times as ISO 8601 in UTC, null as null. ``only``: of rows that have a verdict, those with this one; None: all.
 
     Cost: one shuffle of the texts; per chunk one transaction (with ``tokens``: five writes) and one send.
@@ -109,7 +109,7 @@ def outbox_sink(
 
 def send_batch(
     df: DataFrame, *, store: str, transport: str, to: str, source: str, mark: int, tokens: str | None = None,
-    plan: str | None = None, body: Sequence[str] | None = None, buckets: int = 8, chunk_max: int = 500,
+    plan: str | None = None, body: Names | None = None, buckets: int = 8, chunk_max: int = 500,
     only: Verdict | None = Verdict.FIRST,
 ) -> SentBatch:  # fmt: skip
     """Send each row of a table as one message, once, however often the job is run with this mark.
@@ -132,7 +132,7 @@ class OutboxSink:
     source: str
     tokens: str | None = field(repr=False)
     plan: str | None
-    body: Sequence[str] | None
+    body: Names | None
     buckets: int
     chunk_max: int
     only: Verdict | None
@@ -178,7 +178,7 @@ class OutboxSink:
                         f"{name} is a SQLite file: the executors of a cluster would each have one of their own"
                     )
             ship(rows.sparkSession)
-        columns = self._columns(rows)
+        rows, columns = self._with_body(rows)
         only = str(self.only) if self.only is not None and VERDICT in rows.columns else ""
         schema = hashlib.sha256(rows.select(*columns).schema.json().encode()).hexdigest()[:16]
         shape = {"buckets": self.buckets, "chunk_max": self.chunk_max, "only": only, "columns": schema}
@@ -196,7 +196,8 @@ class OutboxSink:
         parts = (
             texts.select(bucket.alias(BUCKET), BODY).repartitionById(self.buckets, BUCKET).sortWithinPartitions(BODY)
         )
-        figures = parts.mapInArrow(partial(self._send_partition, number), FIGURES).collect()
+        sender = replace(self, body=None)  # an expression does not travel to tasks
+        figures = parts.mapInArrow(partial(sender._send_partition, number), FIGURES).collect()
         for row in figures:
             if row["error"]:
                 kind: type[OnefoldError] = getattr(errors, row["kind"], OnefoldError)
@@ -206,15 +207,18 @@ class OutboxSink:
             batch.finish(world.entities)
         return SentBatch(applied, resumed, duplicate)
 
-    def _columns(self, rows: DataFrame) -> list[Column]:
-        types = {column.name: column.dataType for column in rows.schema.fields}
-        names = self.body if self.body is not None else [name for name in types if name not in (VERDICT, REASON)]
-        for name in names:
-            if name not in types:
-                raise Misuse(f"no column {name!r} (body): the columns are {', '.join(types)}", column=name)
+    def _with_body(self, rows: DataFrame) -> tuple[DataFrame, list[Column]]:
+        """The rows with all that is to be sent of them, and the columns that hold it."""
+        every = [name for name in rows.columns if name not in (VERDICT, REASON)]
+        names = listed(every if self.body is None else self.body)
         if not names:
             raise Misuse("body is empty, must name at least one column")
-        return [F.col(quoted(name)).cast(exact(types[name])).alias(name) for name in names]
+        for name in names:
+            if not AnyColumns(name=(name,)).are_in(rows):
+                raise Misuse(f"no column {name!r} (body): the columns are {', '.join(rows.columns)}", column=name)
+        wanted = AnyColumns(name=tuple(names))
+        rows = wanted.added_to(rows)
+        return rows, [F.col(quoted(n)).cast(exact(rows.schema[n].dataType)).alias(n) for n in wanted.of(rows).name]
 
     def _send_partition(self, number: int, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """What Spark calls with one bucket, sorted. An error of ours is an answer: raised here, it would be a page of

@@ -168,7 +168,12 @@ def opened(spark: SparkSession, path: str) -> Iterator[RunFolder]:
     """The folder of a run: made if it is not there, refused if something else lives there or another run is at it."""
     with signed(Place(spark, path), "run", [*sorted(FILES), STAGING, COMMIT], _of_former_versions) as folder:
         if not folder.place.renames and (commit := Commit.read(folder.place / COMMIT)) is not None:
-            carry_out(folder, commit)  # of a run that died when it was published
+            try:
+                commit.where(folder.place)
+            except FileNotFoundError:  # put by a run that had lost the folder, and what it wrote, to another
+                folder.remove(COMMIT)
+            else:
+                carry_out(folder, commit)  # of a run that died when it was published
         folder.remove(STAGING)
         staging = folder.place / STAGING / uuid4().hex[:12]
         staging.make()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +28,7 @@ from pyspark.sql import functions as F
 from onefold.spark import publish
 from onefold.spark.audits import Audit, AuditFailed, audit_run, comparable, keep, published
 from onefold.spark.columns import CORRUPT, quoted, told
-from onefold.spark.dialect import SPARK
+from onefold.spark.dialect import SPARK, on_thread
 from onefold.spark.engine import FILE, SOURCES, Engine, Untold
 from onefold.spark.figures import Figures, Phases, Span, circumstances
 from onefold.spark.files import NAMED_MAX, Manifest, Place, located, naming_files
@@ -119,19 +120,23 @@ def run(
             read, output, strategy = going.read, going.output, strategy if format == "parquet" else "mark"
         engine, messages = read.engine, read.messages
         passing = Passing(comparable(messages))
-        judged = _judge(
-            read, messages, output.staging, strategy, ranges_max, phases.begin, passing, going, figures
-        )  # fmt: skip
-        result, rows, gaps = judged.result, judged.rows, judged.gaps
+        judged = _judge(read, messages, output.staging, strategy, phases.begin, passing, going, figures)
+        rows = judged.rows
+        with ThreadPoolExecutor(2, thread_name_prefix="onefold-run") as threads:  # they plan more than they compute
+            phases.begin("finding what is missing")
+            listing = threads.submit(on_thread(spark, partial(_missing, judged, output.staging, ranges_max)))
+            picturing = threads.submit(
+                on_thread(spark, partial(judged.pictures, figures, lambda: listing.result().gaps))
+            )
+            missing: _Missing = listing.result()
+            if figures is not None:
+                phases.begin("taking figures")
+            pictures = picturing.result()
+        result = {**judged.result, **missing.result}
         extras = engine.extras(rows) if format == "parquet" else {}
         for name, extra in extras.items():
             (output.staging / name).write(extra)
         others = engine.others(read.opened.rows)
-        pictures = None
-        if figures is not None:
-            phases.begin("taking figures")
-            seen = judged.span, judged.notes, judged.naming
-            pictures = figures.take(rows, gaps, engine, result["tally"], result["keys"], *seen)
         phases.begin("publishing")
         output.commit(publish.staged(output.staging, rows, strategy, _columns(messages), extras=extras))
         phases.begin("auditing")
@@ -167,21 +172,24 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
         through = next((name for name in SOURCES if name in columns), None)
         file = F.col(AT) if AT in columns else F.input_file_name()
         at = file if through is None else F.col(quoted(through)).cast("string")
-        # The client of Spark Connect 4.0 cannot join a table that is observed with itself.
-        tells_copies = engine.tells_copies and not (is_connect(spark) and SPARK < (4, 1))
+        # The clients of Spark Connect 4.0 and 4.1 cannot join a table that is observed with itself.
+        tells_copies = engine.tells_copies and not (is_connect(spark) and SPARK < (4, 2))
         more = [at.alias(FILE)] if tells_copies else []
         narrow = read.messages.select(*(F.col(quoted(name)) for name in columns if name in needed), *more)
-        judged = _judge(read, narrow, staging, "mark", ranges_max, say, Passing(), publishes=False)
+        judged = _judge(read, narrow, staging, "mark", say, Passing())
+        say("finding what is missing")
+        missing = _missing(judged, staging, ranges_max, publishes=False)
         if staging is None:
-            for kept in (judged.rows, judged.gaps):
+            for kept in (judged.rows, missing.gaps):
                 stack.callback(kept.unpersist)
         copies = None
         if tells_copies:
             say("comparing copies")
-            copies = {**engine.copies(judged.rows, judged.result["tally"]), "through": through or "file"}
-        judged.result["cannot_tell"] += tuple(engine.doubts(read.messages, judged.result["tally"]))
+            copies = {**engine.copies(judged.rows, judged.tally), "through": through or "file"}
+        result = {**judged.result, **missing.result}
+        result["cannot_tell"] += tuple(engine.doubts(read.messages, judged.tally))
         others = engine.others(read.opened.rows)
-        return Run(**judged.result, others=others, copies=copies, seconds=monotonic() - started)
+        return Run(**result, others=others, copies=copies, seconds=monotonic() - started)
 
 
 class _Messages(NamedTuple):
@@ -242,10 +250,11 @@ def going_on(
     refuse_overlap([("the source", located(spark, source.path))], writes)
     for outer, inner in permutations(writes, 2):
         refuse_inside(outer, inner)
-    with ExitStack() as locks:
+    with ExitStack() as stack:
+        locks = []
         for _, folder in folders:
             Place(spark, folder).make()
-            locks.enter_context(locked(Place(spark, folder), "run"))
+            locks.append(stack.enter_context(locked(Place(spark, folder), "run")))
         log = VersionLog(str(memory.path))
         opened = partial(open_sink, spark, path, format=format, strategy=strategy, options=options)
         last = opened().last(log.id or "")
@@ -256,6 +265,8 @@ def going_on(
         home = MemoryFolder.opened(str(memory.path), meaning, buckets=goes_on.buckets, keep=goes_on.keep)
         sink = opened(meaning={**meaning, **read.engine.source_meaning()})
         sink.last(home.id)
+        for lock in locks:
+            lock.check()
         log.begin(version)
         if isinstance(sink, ParquetSink):
             judged = read.messages.transform(read.engine.step(goes_on))
@@ -316,23 +327,33 @@ class TableDraft:
 
 
 class _Judged(NamedTuple):
-    result: dict[str, Any]  # what both jobs tell of a source
+    engine: Engine
+    tally: Tally
+    result: dict[str, Any]  # what both jobs tell of a source, besides what is missing
     rows: DataFrame
-    gaps: DataFrame  # the missing ranges
     span: Span | None  # of the firsts on the axis of time
-    notes: Notes | None  # of the tasks; None: they saw less than all
+    notes: Notes | None  # of the tasks; None: they saw less than all, or this engine has none
     naming: DataFrame  # rows that have every key among them
+    is_noted: bool  # whether tasks, or a memory, know what is missing
+    going: GoingOn | None
+
+    def pictures(self, figures: Figures | None, gaps: Callable[[], DataFrame]) -> dict[str, Any] | None:
+        if figures is None:
+            return None
+        return figures.take(
+            self.rows, gaps, self.engine, self.tally, self.result["keys"], self.span, self.notes, self.naming
+        )
 
 
 def _judge(
-    read: _Messages, messages: DataFrame, staging: Place | None, strategy: publish.Strategy, ranges_max: int, say: Say,
-    passing: Passing, going: GoingOn | None = None, figures: Figures | None = None, *, publishes: bool = True,
+    read: _Messages, messages: DataFrame, staging: Place | None, strategy: publish.Strategy, say: Say,
+    passing: Passing, going: GoingOn | None = None, figures: Figures | None = None,
 ) -> _Judged:  # fmt: skip
     """Judge the messages and write them to the staging folder; ``passing`` sees each message before it is judged.
 
-    Without a ``staging`` folder, rows and gaps are left in Spark's storage.
+    Without a ``staging`` folder, the rows are left in Spark's storage.
     """
-    engine, opened, spark = read.engine, read.opened, messages.sparkSession
+    engine, opened = read.engine, read.opened
     say("judging")
     books, folder = publish.Books(engine.answers), None if staging is None else str(staging / NOTES)
     options = replace(MemoryOptions() if going is None else going.options, notes=folder)
@@ -346,36 +367,13 @@ def _judge(
     if tally is None or not tally.balanced:  # what Spark ran twice was seen twice: count again before crying out
         tally = publish.books(rows, messages.count())
     tally.check()
-    say("finding what is missing")
     rules = engine.note_rules(messages)
     notes = None if rules is None or folder is None else Notes.read(folder, rules, tally)
-    naming = engine.naming(rows) if going is None else rows
-    if rules is None or (going is None and notes is None):
-        firsts = rows.where(F.col(VERDICT) == "FIRST") if going is None else going.firsts(rows)
-        missing = engine.missing(firsts)
-    else:
-        if going is not None:
-            open_gaps = remembered_gaps(spark, going.memory, going.version.number + 1)
-        else:
-            open_gaps = noted_gaps(spark, notes.gaps if notes is not None else ())
-        tables = [naming] if going is None else [naming, *going.listed()]
-        missing = engine.named_gaps(rows, key_names(tables, engine.key, open_gaps).join(open_gaps, [*NAME]))
-    watched, ranges, gaps = Passing(called="onefold_gaps"), [], missing
-    if engine.knows_gaps or publishes:
-        gaps = publish.kept(missing.transform(watched.watch), None if staging is None else staging / publish.GAPS)
-    if engine.knows_gaps:
-        first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
-        ranges = [row.asDict() for row in first.collect()]
     keys = going.keys() if going is not None else engine.keys(rows, tally) if notes is None else notes.keys
     result = {
         "tally": tally,
         "engine": engine.name,
         "keys": keys,
-        "gaps": len(ranges) if len(ranges) < ranges_max or not engine.knows_gaps else watched.rows or gaps.count(),
-        "ranges": ranges,
-        "missing": gaps.agg(count).collect()[0][0]
-        if (count := engine.missing_messages(gaps)) is not None and ranges
-        else None,
         "cannot_tell": engine.cannot_tell(tally),
         "absent": read.absent,
         "manifest": opened.manifest,
@@ -383,7 +381,43 @@ def _judge(
         **({} if going is None else {"version": going.version.number, "left": going.version.left}),
     }
     axis = Span(*map(books.seen, Span._fields)) if span else None
-    return _Judged(result, rows, gaps, axis, notes, naming)
+    naming = engine.naming(rows) if going is None else rows
+    is_noted = rules is not None and (going is not None or notes is not None)
+    return _Judged(engine, tally, result, rows, axis, notes, naming, is_noted, going)
+
+
+class _Missing(NamedTuple):
+    result: dict[str, Any]  # what both jobs tell of what is missing
+    gaps: DataFrame  # the missing ranges
+
+
+def _missing(judged: _Judged, staging: Place | None, ranges_max: int, *, publishes: bool = True) -> _Missing:
+    """Write the missing ranges to the staging folder, and list the first; without one, they are in Spark's storage."""
+    engine, rows, going = judged.engine, judged.rows, judged.going
+    if not judged.is_noted:
+        firsts = rows.where(F.col(VERDICT) == "FIRST") if going is None else going.firsts(rows)
+        missing = engine.missing(firsts)
+    else:
+        spark, notes = rows.sparkSession, judged.notes
+        if going is not None:
+            open_gaps = remembered_gaps(spark, going.memory, going.version.number + 1)
+        else:
+            open_gaps = noted_gaps(spark, notes.gaps if notes is not None else ())
+        tables = [judged.naming] if going is None else [judged.naming, *going.listed()]
+        missing = engine.named_gaps(rows, key_names(tables, engine.key, open_gaps).join(open_gaps, [*NAME]))
+    watched, ranges, gaps = Passing(called="onefold_gaps"), [], missing
+    if engine.knows_gaps or publishes:
+        gaps = publish.kept(missing.transform(watched.watch), None if staging is None else staging / publish.GAPS)
+    if engine.knows_gaps:
+        first = gaps.orderBy(*_columns(gaps)).limit(ranges_max).select(*(told(gaps, name) for name in gaps.columns))
+        ranges = [row.asDict() for row in first.collect()]
+    count = engine.missing_messages(gaps)
+    result = {
+        "gaps": len(ranges) if len(ranges) < ranges_max or not engine.knows_gaps else watched.rows or gaps.count(),
+        "ranges": ranges,
+        "missing": gaps.agg(count).collect()[0][0] if count is not None and ranges else None,
+    }
+    return _Missing(result, gaps)
 
 
 def _believed(opened: OpenSource, read: int) -> int:

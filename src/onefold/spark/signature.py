@@ -14,8 +14,8 @@ there yet), or a signature that names more than there is.
 
 While a folder is written to it is locked. On a local disk that is a flock on the folder itself, which ends with its
 process. Elsewhere it is a lease, ``_onefold.lock``, which its owner renews every few seconds. One that does not change
-for `STILL_S` has no owner any more, nor one whose process was on this machine and is gone; no two clocks are compared.
-Who lost a lock finds out before it removes or publishes anything.
+for `STILL_S` has no owner any more, nor one whose process was on this machine, in this container, and is gone; no two
+clocks are compared. Who lost a lock finds out before it removes or publishes anything.
 
 What is written over its own source destroys it, and what is written inside it is read again by the next run. So every
 job asks `refuse_overlap` before it writes anything; this needs no Spark, so a mistake in the settings costs no start of
@@ -48,7 +48,7 @@ from uuid import uuid4
 
 from onefold.errors import Misuse, StaleWrite
 from onefold.spark.files import Place
-from onefold.spark.objects import LOCK
+from onefold.spark.objects import LOCK, PATTERN, matches
 
 MARK: Final = "_onefold.json"
 OURS: Final = {MARK, f"{MARK}.new", LOCK}
@@ -232,12 +232,13 @@ class _Lease:
             if last is not None and not self._is_abandoned(last):
                 owner = _owner(last)
                 raise _busy(self._place, self._kind, f" ({owner['host']}, process {owner['pid']})" if owner else "")
-            self._file.remove()
+            if last is not None and self._read() == last:  # else somebody else took it over, or gave it back
+                self._file.remove()
         self._thread.start()
 
     def check(self) -> None:
         with self._mutex:
-            owner = _owner(self._read() or b"") or {}
+            owner = _owner(self._file.read_bytes() if self._file.exists() else b"") or {}
         if owner.get("token") != self._token:
             raise StaleWrite(f"somebody else took over {self._place.shown} in between", path=self._place.shown)
 
@@ -251,7 +252,7 @@ class _Lease:
     def _is_abandoned(self, last: bytes) -> bool:
         """Whether its owner is a dead process of this machine, or does not renew it."""
         owner = _owner(last)
-        if owner is not None and owner["host"] == socket.gethostname():
+        if owner is not None and owner.get("machine") and owner["machine"] == _machine():
             try:
                 os.kill(owner["pid"], 0)
             except ProcessLookupError:
@@ -278,6 +279,7 @@ class _Lease:
     def _document(self) -> bytes:
         pid = os.getpid()
         owner = {"host": socket.gethostname(), "pid": pid, "began": _start_time(pid), "token": self._token}
+        owner |= {"machine": _machine()}
         return json.dumps({**owner, "beats": self._beats}).encode()
 
     def _read(self) -> bytes | None:
@@ -295,6 +297,18 @@ def _owner(lease: bytes) -> dict[str, Any] | None:
     return owner if isinstance(owner, dict) and {"host", "pid", "began", "token"} <= owner.keys() else None
 
 
+def _machine() -> str:
+    """Which machine this is since it was started, and which of its containers; empty: the system does not tell.
+
+    A host's name tells neither: many containers have the same.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
 def _start_time(pid: int) -> str:
     """When a process began, in ticks since this machine did, where the system tells."""
     try:
@@ -303,8 +317,6 @@ def _start_time(pid: int) -> str:
         return ""
 
 
-PATTERN: Final = re.compile(r"[*?\[{]")
-"""What makes a path a pattern to Hadoop."""
 BRACES_MAX: Final = 1_000
 """Paths that the braces of a pattern may stand for; of one with more only what is before the braces counts."""
 MATCHES_MAX: Final = 10_000
@@ -374,7 +386,7 @@ def overlaps(source: str, target: str) -> bool:
     for read in _locations(source):
         if read.scheme != scheme or (read.host != host and read.host and host):
             continue
-        if all(_matches(pattern, name) for pattern, name in zip(read.parts, written.parts, strict=False)):
+        if all(matches(pattern, name) for pattern, name in zip(read.parts, written.parts, strict=False)):
             return True
         one, other = ("/" + "/".join(location.parts) for location in (read, written))
         if scheme == "file" and not PATTERN.search(one) and _same_by_inode(one, other):
@@ -438,19 +450,3 @@ def _without_braces(path: str) -> list[str]:
         if len(paths) + len(done) > BRACES_MAX:
             return [path.partition("{")[0].rpartition("/")[0] or "/"]
     return done
-
-
-def _matches(pattern: str, name: str) -> bool:
-    if not PATTERN.search(pattern):
-        return pattern == name
-
-    def any_of(escaped: re.Match[str]) -> str:
-        inside = re.sub(r"\\(.)", r"\1", escaped[1])
-        negated = inside[:1] in ("!", "^")
-        return f"[{'^' * negated}{inside[negated:]}]".replace("\\", "\\\\")
-
-    text = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-    try:
-        return re.fullmatch(re.sub(r"\\\[(.*?)\\\]", any_of, text), name, re.S) is not None
-    except re.error:  # not a pattern to us: it may match anything
-        return True

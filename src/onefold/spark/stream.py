@@ -35,8 +35,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import listener
 from pyspark.sql.streaming.query import StreamingQuery
 
-from onefold.errors import Misuse, OnefoldError
+from onefold.errors import Misuse, OnefoldError, StaleWrite
 from onefold.spark import objects
+from onefold.spark.commits import in_threads
 from onefold.spark.engine import Engine, Named
 from onefold.spark.files import Place, SourceFile, cannot_read, failed_file, located, plain_path
 from onefold.spark.host import MemoryOptions
@@ -46,7 +47,7 @@ from onefold.spark.memory import MARK as MEMORY_MARK
 from onefold.spark.memory import MemoryFolder
 from onefold.spark.publish import Strategy
 from onefold.spark.session import cores, has_executors, is_connect, require_libraries
-from onefold.spark.signature import FORMAT, MARK, OURS, locked, refuse_inside, refuse_overlap, signature
+from onefold.spark.signature import FORMAT, MARK, OURS, Lock, locked, refuse_inside, refuse_overlap, signature
 from onefold.spark.sinks import FOLDERS, Format, Sink, open_sink, publish
 from onefold.tally import BooksDoNotBalance, Tally
 
@@ -214,6 +215,7 @@ class StreamFiles:
         self.changed: list[str] = []
         """Files that are no longer what was read, one line each."""
         self.copy: CheckpointCopy | None = None
+        self.locks: list[Lock] = []
 
     def table(self, log: Place | None = None) -> DataFrame:
         """The source as a stream, without the files that were set aside. ``log``: a checkpoint that Spark can write."""
@@ -226,7 +228,12 @@ class StreamFiles:
         return self._opened.rows
 
     def begin(self, batch: int) -> None:
-        """Before a batch is judged: check its files, and let the checkpoint know of it, wherever that is."""
+        """Before a batch is judged: check its files, and let the checkpoint know of it, wherever that is.
+
+        `StaleWrite` if this start is not the stream's only one any more.
+        """
+        for lock in self.locks:
+            lock.check()
         self.check(batch)
         if self.copy is not None:
             self.copy.keep()
@@ -369,7 +376,7 @@ def run_stream(
     with ExitStack() as locks:
         for _, folder in folders:
             Place(spark, folder).make()
-            locks.enter_context(locked(Place(spark, folder), "stream"))
+            files.locks.append(locks.enter_context(locked(Place(spark, folder), "stream")))
         if signature(checkpoint) is None and (checkpoint / OFFSETS).names():  # of a version that did not sign it
             settings = ", ".join(f"{name} = {value}" for name, value in meaning.items())
             say(f"{checkpoint.shown} does not say what it was begun with; taken to be, from now on: {settings}")
@@ -388,18 +395,21 @@ class CheckpointCopy:
 
     The checkpoint in the store is what counts. It is copied here at a start, and what Spark wrote is put there before
     anything of its batch is judged: a batch that is published, or that the memory knows, can be tried again by anybody.
+    What is in a batch is put once: a start that others took for dead does not change what they made of it.
     """
 
     def __init__(self, home: Place, folder: str) -> None:
         self._home, self.folder = home, Path(folder)
         self._kept: dict[str, tuple[int, int]] = {}
-        for part in (METADATA, SET_ASIDE, SOURCES, OFFSETS, COMMITS):
-            for file in objects.files_below(str(home / part)):
-                copy = self.folder / file.url.removeprefix(f"{home}/")
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                with objects.opened(file.url) as stored:
-                    copy.write_bytes(stored.read())
+        parts = (METADATA, SET_ASIDE, SOURCES, OFFSETS, COMMITS)
+        in_threads(self._fetch, [file.url for part in parts for file in objects.files_below(str(home / part))])
         self._kept = self._there()
+
+    def _fetch(self, url: str) -> None:
+        copy = self.folder / url.removeprefix(f"{self._home}/")
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with objects.opened(url) as stored:
+            copy.write_bytes(stored.read())
 
     def _there(self) -> dict[str, tuple[int, int]]:
         """All files, those first that others need."""
@@ -416,8 +426,13 @@ class CheckpointCopy:
         """Put into the store what is new here, and remove there what Spark has removed here."""
         there = self._there()
         for name, seen in there.items():
-            if self._kept.get(name) != seen:
-                (self._home / name).write_over((self.folder / name).read_bytes())
+            file, data = self._home / name, (self.folder / name).read_bytes() if self._kept.get(name) != seen else None
+            if data is None:
+                continue
+            if not name.startswith((SOURCES, OFFSETS)) or name in self._kept:
+                file.write_over(data)
+            elif not file.write_new(data):
+                raise StaleWrite(f"{file} was begun by another start of this stream in between", path=str(file))
         for name in self._kept.keys() - there.keys():
             (self._home / name).remove()
         self._kept = there

@@ -52,6 +52,7 @@ from onefold.spark.columns import (
     CORRUPT,
     OURS,
     ChainColumns,
+    Names,
     RoleColumns,
     in_order,
     listed,
@@ -517,7 +518,7 @@ class Advice:
 
 
 def advise_window(
-    df: DataFrame, *, key: Iterable[str] | None = None, time: str = "arrival", order: str | None = None,
+    df: DataFrame, *, key: Names | None = None, time: str = "arrival", order: str | None = None,
     shares: Iterable[float] = SHARES, chains: ChainColumns | None = None, say: Callable[[str], None] | None = None,
     engine: Literal["ids"] | None = None,
 ) -> Advice:  # fmt: skip
@@ -594,7 +595,7 @@ def _beyond(table: DataFrame, windows_ms: Sequence[int]) -> list[int]:
     return [int(count) for count in table.agg(F.count_if(APART), *late).collect()[0]]
 
 
-def _key(key: Iterable[str] | None, chains: ChainColumns | None) -> tuple[str, ...] | None:
+def _key(key: Names | None, chains: ChainColumns | None) -> tuple[str, ...] | None:
     if key is not None:
         return tuple(dict.fromkeys(listed(key)))
     if chains is None:

@@ -23,7 +23,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.reconcile.items import Bounds, Flags, Ints, Limbs, Rows, Stamps
-from onefold.spark.columns import WHOLE, milliseconds, quoted
+from onefold.spark.columns import WHOLE, listed, milliseconds, quoted
 from onefold.spark.dialect import iterator_udf
 from onefold.spark.fingerprints import whole_row_id
 
@@ -46,6 +46,8 @@ class Naming:
     time: str | None = None
 
     def __post_init__(self) -> None:
+        if self.columns is not None:
+            object.__setattr__(self, "columns", tuple(listed(self.columns)))
         if self.columns is not None and not self.columns:
             raise Misuse("no column is named that the ids could be made of")
 

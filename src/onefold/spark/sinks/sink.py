@@ -173,9 +173,12 @@ class Attempt:
         home.make()
         self._word.write_json({"attempt": self.token})
         for name in home.names():
-            if DRAFT.fullmatch(name) and not home.renames:  # file by file; the commit is refused to its owner
-                (home / name).remove()
-            elif DRAFT.fullmatch(name):
+            if not DRAFT.fullmatch(name):
+                continue
+            if not home.renames:  # what another attempt at this batch wrote may yet be committed, until one is
+                if name < f"{batch:012}":
+                    (home / name).remove()
+            else:
                 trash = home / f"trash-{uuid4().hex[:12]}"
                 (home / name).move_to(trash)
                 trash.remove()
