@@ -340,6 +340,8 @@ def published(folder: Path, names: list[str]) -> Iterator[tuple[str, Iterator[tu
         files = [each for each in (folder / "out" / "batches").glob("*/*/*.parquet") if each.parts[-2] != "gaps"]
         yield "Arrow", chain.from_iterable(lines(pq.ParquetFile(file).read(names), names) for file in sorted(files))
         return
+    from pyspark.sql.functions import lit
+
     from onefold.spark.lakes import open_snapshot
     from onefold.spark.session import session
 
@@ -351,11 +353,13 @@ def published(folder: Path, names: list[str]) -> Iterator[tuple[str, Iterator[tu
     format, spark = "delta" if is_delta else "iceberg", session("local[2]", memory="1g")
     snapshot = open_snapshot(f"{folder}/{TABLES[format]}", format, {})
     yield "our own reader", (tuple(row) for row in snapshot.read(spark).select(*names).toLocalIterator())
-    root = folder / "out" if is_delta else Path("/")
-    files = [str(root / file.path) for file in snapshot.files if file.rows]
-    base = {"basePath": str(folder / "out")} if is_delta else {}  # the verdict is the name of a folder
-    rows = spark.read.options(**base).parquet(*files).select(*names)
-    yield f"Spark's Parquet reader, of {len(files)} files", (tuple(row) for row in rows.toLocalIterator())
+    root, verdicts = folder / "out" if is_delta else Path("/"), {file.values["verdict"] for file in snapshot.files}
+    tables = []
+    for verdict in sorted(verdicts):  # of Delta it stands in the log, and in no file
+        files = [str(root / file.path) for file in snapshot.files if file.rows and file.values["verdict"] == verdict]
+        tables.append(spark.read.parquet(*files).withColumn("verdict", lit(verdict)).select(*names))
+    rows = chain.from_iterable(table.toLocalIterator() for table in tables)
+    yield f"Spark's Parquet reader, of {len(snapshot.files)} files", (tuple(row) for row in rows)
 
 
 def lines(table: pa.Table, names: list[str]) -> Iterator[tuple[Any, ...]]:
