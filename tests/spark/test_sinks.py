@@ -647,7 +647,7 @@ def test_iceberg_knows_its_last_batch_through_compaction_and_when_its_snapshots_
     assert place.open().total() == tally(0, 1, 2, 5)
 
 
-def test_a_batch_that_comes_to_iceberg_between_the_look_and_the_commit_is_not_committed_twice(
+def test_what_comes_to_iceberg_between_the_look_and_the_commit_makes_no_batch_lost_or_double(
     bench, frame, monkeypatch
 ):  # fmt: skip
     place = bench("iceberg")
@@ -673,6 +673,12 @@ def test_a_batch_that_comes_to_iceberg_between_the_look_and_the_commit_is_not_co
     with pytest.raises(StaleWrite, match="a second query wrote batch 2 and removed these files"):
         rows.commit(ME, 2, "b" * 12, files, {})
     assert place.ids() == [0, 1, 2]
+    file, _, name = place.path.partition("#")
+    stranger = load_catalog(type="sql", uri=f"sqlite:///{file}").load_table(name)
+    files, _ = rows.writing(ME, frame().schema, 3, "c" * 12).write(frame(3))
+    rivals.append(lambda: stranger.delete("id = 0"))
+    rows.commit(ME, 3, "c" * 12, files, {})  # once more, after another look
+    assert (place.open().last(ME), place.ids()) == (3, [1, 2, 3])
 
 
 def test_a_catalogue_that_somebody_else_holds_is_one_line(bench, frame, tmp_path):

@@ -158,8 +158,7 @@ def open_source(
         elif kind == KAFKA:
             from onefold.spark import kafka
 
-            topic = kafka.open_table(spark, source.path, options, naming(columns), source.only)
-            opened = OpenSource(topic.rows, topic.manifest, None, topic.by_partition, topic.count)
+            opened = kafka.open_table(spark, source.path, options, naming(columns), source.only)
         else:
             why = f"what a source of format {source.format!r} holds is known from its reader alone"
             opened = OpenSource(_loaded(spark, spark.read.options(**options), kind, source.path), Manifest(why_not=why))

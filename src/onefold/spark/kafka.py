@@ -49,6 +49,7 @@ from onefold.spark.signature import signature
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
 
+    from onefold.spark.ingest import OpenSource
     from onefold.spark.versions import FileKey
 
 KAFKA: Final = "kafka"
@@ -114,7 +115,7 @@ class OffsetRange(NamedTuple):
 
     @property
     def metadata_path(self) -> str:
-        """As `OpenTopic.by_partition` names it."""
+        """As the reader's own count names it."""
         return f"{self.topic}/{self.partition}"
 
     @property
@@ -593,7 +594,7 @@ class Topic:
         else:
             table = JsonTable.of(survey(lines, strict=True).keys, roles, {})
         _refuse_taken(table.types)
-        rows = table.rows(lines, {}, _kept(F.col(VALUE).cast("binary")))
+        rows = table.rows(lines, {}, F.coalesce(readable(F.col(VALUE).cast("binary")), F.lit("")))
         own = [name for name in lines.columns if name != VALUE]
         return rows.select(*own, *(name for name in rows.columns if name not in own))
 
@@ -635,11 +636,6 @@ def readable(value: Column) -> Column:
     """Bytes as text, in which no two are the same: as they are, or in hex where they are none, or begin like that."""
     text = value.cast("string")
     return F.when(is_utf8(value) & ~text.startswith("0x"), text).otherwise(F.concat(F.lit("0x"), F.hex(value)))
-
-
-def _kept(value: Column) -> Column:
-    """What is kept of a value that does not fit."""
-    return F.coalesce(readable(value), F.lit(""))
 
 
 def _of_ddl(spark: SparkSession, text: str) -> T.StructType:
@@ -803,27 +799,15 @@ def _least(schema: Any, named: Mapping[str, Any]) -> int:
     return 0 if schema == "null" else _least(named[schema], named) if isinstance(schema, str) and schema in named else 1
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTopic:
-    """A topic as a table, and its messages counted once it is known how many rows came."""
-
-    rows: DataFrame
-    manifest: TopicManifest
-    count: Callable[[int], TopicManifest]
-
-    def by_partition(self) -> dict[str, int]:
-        """How many rows the reader gives of each partition, by another pass."""
-        counts = self.rows.groupBy("kafka_topic", "kafka_partition").count().collect()
-        return {f"{topic}/{partition}": int(rows) for topic, partition, rows in counts}
-
-
 def open_table(
     spark: SparkSession, path: str, options: Mapping[str, str], roles: Collection[str],
     only: Iterable[str] | None = None,
-) -> OpenTopic:  # fmt: skip
+) -> OpenSource:  # fmt: skip
     """The messages that there are now, or that the settings name. ``roles``: the columns that name a message.
     ``only``: these ranges, by the names that `listed` gives them.
     """
+    from onefold.spark.ingest import OpenSource
+
     topic = Topic.of(path, options)
     kind = topic.reader(spark)
     ranges = topic.ranges(spark, kind) if only is None else joined(map(OffsetRange.named, only))
@@ -842,7 +826,12 @@ def open_table(
             return replace(manifest, ranges=tuple(part._replace(rows=part.offsets) for part in ranges))
         return replace(manifest, ranges=cluster.counted(ranges))
 
-    return OpenTopic(topic.table(messages, roles, stream=False), manifest, count)
+    def by_partition() -> dict[str, int]:
+        counts = rows.groupBy("kafka_topic", "kafka_partition").count().collect()
+        return {f"{name}/{number}": int(many) for name, number, many in counts}
+
+    rows = topic.table(messages, roles, stream=False)
+    return OpenSource(rows, manifest, None, by_partition, count)
 
 
 def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
