@@ -18,6 +18,8 @@ IN_CI = os.environ.get("CI") == "true"
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
 
 
+os.environ.pop("COLUMNS", None)  # of the terminal, which readline hands to the workers: documents are 120 wide
+
 # What a shell starts in the background ignores SIGINT, and so does all that it starts: commands are interrupted here.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
