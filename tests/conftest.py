@@ -30,9 +30,9 @@ os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="onefold-state-")
 ROOMS = ("spark", "proof", "stores", "fast", "")
 """Of tests/, in the order in which they run; the last is the examples in the docstrings of src/."""
 LONG = (
-    "test_spark_kills.py", "test_matrix.py", "test_reading.py", "test_versions.py", "test_jobs.py", "test_sinks.py",
-    "test_pipeline.py", "test_times.py", "test_examples.py", "test_receptions_pipeline.py", "test_readme.py",
-    "test_ordered_stream.py", "test_meaning.py",
+    "test_matrix.py", "test_versions.py", "test_spark_kills.py", "test_objects.py", "test_reading.py", "test_sinks.py",
+    "test_recipes.py", "test_ordered_stream.py", "test_jobs.py", "test_readme.py", "test_pipeline.py", "test_ids.py",
+    "test_times.py", "test_kafka.py", "test_restarts.py",
 )  # fmt: skip
 """Files that take long, before all others: the last one to start should not keep the whole run waiting."""
 
@@ -95,8 +95,13 @@ def no_skip(report):
     return report
 
 
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""Small plans take longer to compile than to run. Those of `./run proof`, of the commands that are processes of their
+own and of the matrix are compiled, as a user's are."""
+
+
 @pytest.fixture(scope="session")
-def spark():
+def spark(request):
     """One SparkSession for the whole run: a second JVM costs more than all tests of a file.
 
     The matrix names a server of Spark Connect instead.
@@ -104,7 +109,9 @@ def spark():
     from onefold.spark.session import session
 
     master = os.environ.get("ONEFOLD_TEST_MASTER", "local[2]")
-    return session(master, memory="2g", config={"spark.sql.shuffle.partitions": "4"})
+    compiled = request.config.getoption("--proof") or "ONEFOLD_TEST_MASTER" in os.environ
+    config = {"spark.sql.shuffle.partitions": "4", **({} if compiled else INTERPRETED)}
+    return session(master, memory="2g", config=config)
 
 
 @pytest.fixture(scope="session")

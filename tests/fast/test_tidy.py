@@ -87,6 +87,8 @@ ALONE = {
     "onefold.reconcile.sqlite": "an adapter: records in a SQLite file",
 }
 """Modules with one importer, each with why it is not a part of that one."""
+ADAPTERS = {"cli", "stores", "links", "sinks"}
+"""Folders of adapters and commands, one file each."""
 
 
 def module_of(path: Path) -> str:
@@ -113,15 +115,36 @@ def importers() -> dict[str, set[str]]:
 def test_a_module_is_a_page_a_command_an_adapter_or_has_two_importers():
     """A page: a package shows it in its `__init__`, or another room asks for it. All else is a part of its user."""
     packages = {module_of(path) for path in SOURCES if path.name == "__init__.py"}
-    adapters = {"cli", "stores", "links", "sinks"}  # and the commands
     offenders = {}
     for name, users in importers().items():
         parts = name.split(".")
         shown = users & packages or any(user.split(".")[1:2] != parts[1:2] for user in users)
-        if name not in packages and not adapters.intersection(parts[:-1]) and len(users) < 2 and not shown:
+        if name not in packages and not ADAPTERS.intersection(parts[:-1]) and len(users) < 2 and not shown:
             offenders[name] = sorted(users)
     wrong = {name: users for name, users in offenders.items() if name not in ALONE}
     assert not wrong, f"join these with who imports them: {wrong}"
+
+
+def files_of_contributing() -> set[str]:
+    """What its table names: `room/x.py`, the files of that room that follow it, and `room/` with `x` in its row."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    names = set()
+    for row in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|$", text.partition("### The files")[2], re.MULTILINE):
+        room = ""
+        for name in re.findall(r"`([^`]+)`", row[0]):
+            before, _, file = name.rpartition("/")
+            room = before or room
+            inside = [file] if file else [f"{word}.py" for word in re.findall(r"`(\w+)`", row[1])]
+            names |= {f"{room}/{file}".strip("/") for file in inside}
+    return names
+
+
+def test_contributing_names_every_file():
+    """But for commands and adapters, of which the table names the folder."""
+    files = {path.relative_to(ROOT / "src" / "onefold") for path in SOURCES if path.name != "__init__.py"}
+    table = files_of_contributing()
+    assert {str(file) for file in files if not ADAPTERS.intersection(file.parts)} - table == set()
+    assert table - {str(file) for file in files} == set()
 
 
 def test_functions_are_short():

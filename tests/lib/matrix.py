@@ -82,6 +82,7 @@ def tested(python: Path | str, *, connect: bool, words: list[str]) -> int:
     environment.pop("PYTEST_XDIST_WORKER", None)
     call = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", TESTS]
     if not connect:
+        environment["ONEFOLD_TEST_MASTER"] = "local[2]"
         return subprocess.run([*call, *words], cwd=ROOT, env=environment).returncode
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -20,7 +20,7 @@ def readings(tmp_path):
 
 def test_the_window_is_told_to_people_and_to_programs(spark, readings, tmp_path):
     numbered = ("--chain", "device", "--number", "n", "--previous", "before")
-    done = here("window", readings, *numbered, "--quantile", "0.5", "--json", cwd=tmp_path, COLUMNS="80")
+    done = here("window", readings, *numbered, "--quantile", "0.5", "--json", cwd=tmp_path)
     assert done.returncode == 0
     found = json.loads(done.stdout)
     assert (found["rows"], found["ids"], found["copies"]) == (121, 100, 20)

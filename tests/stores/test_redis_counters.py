@@ -183,10 +183,13 @@ def test_a_server_that_says_nothing_is_given_up_after_the_timeout(server):
     server.freeze()
     try:
         for each in (counters, silent):
-            began = time.monotonic()
-            with pytest.raises(StoreFailed, match=f"redis://127.0.0.1:{server.port}/0: Timeout"):
-                each.claim([Claim("d", "a", 1)])
-            assert 0.25 < time.monotonic() - began < 4.5
+            seconds = []
+            for _ in range(3):
+                began = time.monotonic()
+                with pytest.raises(StoreFailed, match=f"redis://127.0.0.1:{server.port}/0: Timeout"):
+                    each.claim([Claim("d", "a", 1)])
+                seconds.append(time.monotonic() - began)
+            assert 0.25 < min(seconds) < 4.5, "on a busy machine the quickest tells"
     finally:
         server.thaw()
 

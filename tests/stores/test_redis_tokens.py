@@ -216,10 +216,13 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_call(server):
     tokens = RedisTokens(server.url, timeout_s=0.3)
     made(tokens, "t1")
     server.freeze()
-    began = time.monotonic()
-    with pytest.raises(StoreFailed, match=f"redis://127.0.0.1:{server.port}/0: Timeout"):
-        tokens.holds(["t1"])
-    assert 0.25 < time.monotonic() - began < 4.5
+    seconds = []
+    for _ in range(3):
+        began = time.monotonic()
+        with pytest.raises(StoreFailed, match=f"redis://127.0.0.1:{server.port}/0: Timeout"):
+            tokens.holds(["t1"])
+        seconds.append(time.monotonic() - began)
+    assert 0.25 < min(seconds) < 4.5, "on a busy machine the quickest tells"
     server.thaw()
     assert tokens.holds(["t2", "t3"]) == [False, False]
     tokens.close()

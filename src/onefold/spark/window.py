@@ -50,6 +50,7 @@ from onefold.errors import Misuse
 from onefold.ids.rules import NAME_BYTES
 from onefold.spark.columns import (
     CORRUPT,
+    OURS,
     ChainColumns,
     Names,
     RoleColumns,
@@ -58,6 +59,7 @@ from onefold.spark.columns import (
     milliseconds,
     packed,
     quoted,
+    readings,
 )
 from onefold.spark.dialect import from_arrow, to_arrow
 from onefold.spark.fingerprints import hashable, null_masks
@@ -110,7 +112,8 @@ class WindowColumns(RoleColumns):
     def id(self, df: DataFrame) -> tuple[str, ...]:
         if self.key is not None:
             return self.key
-        rest = tuple(name for name in df.columns if name not in (self.time, self.order, CORRUPT))
+        others = (self.time, self.order, CORRUPT)
+        rest = tuple(name for name in df.columns if name not in others and not name.lower().startswith(OURS))
         if not rest:
             raise Misuse(f"there is no column beside {self.time!r} to know a copy by", column=self.time)
         return rest
@@ -361,6 +364,8 @@ def _cut(value: Column, digits: Column) -> Column:
 
 ID_BYTES: Final = 24
 """A hash of 16 bytes and a time of 8: the least. With what a store adds it is about 90 in Spark's RocksDB."""
+ID_SIZES: Final = {"ids": NAME_BYTES, None: ID_BYTES}
+"""By engine."""
 GAP_BYTES: Final = 16
 """The two ends of a gap, packed."""
 
@@ -538,8 +543,9 @@ def advise_window(
         chains = ChainColumns(arrival=None)
     columns = WindowColumns(key=_key(key, chains), time=time, order=order)
     df, columns = columns.fitted(df)
-    id_bytes = NAME_BYTES if engine == "ids" else ID_BYTES
     say("looking at the columns")
+    read = readings(df, (columns.time, columns.order))
+    df = df.withColumns(read) if read else df
     usable = usable_rows(df, columns)
     say("measuring lags")
     rows, every = timed(df, columns), (*SHOWN, *wanted)
@@ -572,12 +578,12 @@ def advise_window(
         late=late,
         skewed={"copies": copies.negative, "most_ms": max(0, -copies.least)},
         windows=[
-            WindowFor.of(share, lag[share], delay, copies.total, peak, late_firsts, id_bytes)
+            WindowFor.of(share, lag[share], delay, copies.total, peak, late_firsts, ID_SIZES[engine])
             for (share, delay), late_firsts in zip(delays.items(), unsure, strict=True)
         ],
         engine=engine,
         apart=apart,
-        id_bytes=id_bytes,
+        id_bytes=ID_SIZES[engine],
         slot_ms=peak.slot_ms,
         intervals=interval_memory(df, chains),
         seconds=round(monotonic() - started, 3),
