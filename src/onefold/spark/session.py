@@ -161,7 +161,7 @@ _JVM_OPTIONS = (
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
     # Throughput before short pauses: nobody waits for a single row of a batch.
     " -XX:+UseParallelGC"
-    # The better compiler waits until a method has run ten times as often as usual. Else it spends a fifth of a job of a
+    # The better compiler waits until a method has run ten times as often as usual. Else it spends a tenth of a job of a
     # minute on the code that plans it and starts its tasks, and on few cores that is time of the rows.
     " -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
     " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
