@@ -4,6 +4,7 @@ an Arrow UDF over iterators   4.1; before that the same as a pandas UDF, whose c
 `try_cast`                    4.0; before that a cast of what the value's text shows to fit
 tables of Arrow, both ways    4.0; before that by way of pandas or of rows
 types                         those that a Spark does not have, no column of it has
+a task for a number           4.1; before that Spark hashes the number, and tasks get more of them or fewer
 """
 
 from __future__ import annotations
@@ -70,6 +71,13 @@ def is_utf8(value: Column) -> Column:
     if hasattr(F, "is_valid_utf8"):
         return F.is_valid_utf8(value.cast("string"))
     return F.encode(F.decode(value, "UTF-8"), "UTF-8") == value
+
+
+def evenly(df: DataFrame, number: Column, numbers: int, tasks: int) -> DataFrame:
+    """The rows of a number, of 0 up to ``numbers``, in one task, and every task has about as many numbers."""
+    if hasattr(df, "repartitionById"):
+        return df.repartitionById(tasks, F.floor(number * tasks / numbers).cast("int"))
+    return df.repartition(tasks, number)
 
 
 def on_thread(spark: SparkSession, look: Callable[[], Any]) -> Callable[[], Any]:

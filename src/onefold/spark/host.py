@@ -43,7 +43,7 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.spark.columns import quoted, refuse_ours
-from onefold.spark.dialect import iterator_udf, kinds
+from onefold.spark.dialect import evenly, iterator_udf, kinds
 from onefold.spark.meaning import Meaning
 from onefold.spark.memory import BUCKETS, KEEP, Bucket, KeyRecords, MemoryFolder, Storage
 from onefold.spark.notes import NoteTaker
@@ -434,20 +434,18 @@ def labelled(rows: DataFrame, engine: Engine, code: Column) -> DataFrame:
 
 def shuffled(df: DataFrame, integers: Integers, partitions: int | None, memory: MemoryFolder | None) -> DataFrame:
     """The rows of a key together: of a table in tasks by its size, with a memory a bucket in one task."""
-    by: Sequence[Column] = integers.key
-    if memory is not None:
-        first = F.shiftrightunsigned(integers.columns[0], 32)
-        by = [F.shiftright(first * memory.buckets, 32)]
     spark, most = df.sparkSession, TASKS_MAX if memory is None else memory.buckets
     if partitions is None and df.isStreaming:  # no adaptive execution there, and a batch is small: a task per core
         partitions = cores(spark)
-    if partitions is None:
-        believed = believed_bytes(df)
-        if believed is None:  # adaptive execution joins what is small
-            return df.repartition(*by)
+    if partitions is None and (believed := believed_bytes(df)) is not None:
         # No fewer than four per core, for they need not be equally long; but none for a handful of rows.
         partitions = min(max(4 * cores(spark), believed // TASK_BYTES), 1 + believed // SMALL_BYTES)
-    return df.repartition(min(partitions, most), *by)
+    tasks = None if partitions is None else min(partitions, most)
+    if memory is None:
+        return df.repartition(*integers.key) if tasks is None else df.repartition(tasks, *integers.key)
+    first = F.shiftrightunsigned(integers.columns[0], 32)
+    bucket = F.shiftright(first * memory.buckets, 32)
+    return df.repartition(bucket) if tasks is None else evenly(df, bucket, memory.buckets, tasks)
 
 
 def _property(name: str) -> str | None:
