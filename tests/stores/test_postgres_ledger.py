@@ -221,6 +221,57 @@ def test_a_circle_that_somebody_else_closes_is_undone_and_the_call_made_again(po
     ledger.close()
 
 
+ARRAYS = {
+    "text[]": [["a", None, "ü"], [], [None, None], ["", "{}", '"']],
+    "bytea[]": [[b"\0x", b"", None], []],
+    "bigint[]": [[1, -5, None, 2**63 - 1, -(2**63)], []],
+    "smallint[]": [[3, -4]],
+    "boolean[]": [[True, False, None]],
+    "int[]": [[[1, 2], [3, 4]]],
+}
+
+
+def test_arrays_come_back_as_they_were_sent_and_what_does_not_fit_is_named(ledger):
+    def asked(kind: str, values: Any) -> Any:
+        row = ledger._connections.run(lambda db: db.execute(f"select %b::{kind}", [values]).fetchone())  # noqa: S608
+        return row and row[0]
+
+    for kind, examples in ARRAYS.items():
+        assert [asked(kind, values) for values in examples] == examples, kind
+    with pytest.raises(BadInput, match="9223372036854775808 is no number of 64 bits"):
+        asked("bigint[]", [2**63])
+    with pytest.raises(BadInput, match="cannot keep a value"):
+        asked("text[]", ["a\0b"])
+    with pytest.raises(BadInput, match="cannot keep the text"):
+        asked("text[]", ["\ud800"])
+
+
+def test_a_finish_is_not_synced_and_the_next_commit_is(ledger):
+    """The level at the end of each transaction, as a deferred trigger sees it."""
+
+    def watch(db: psycopg.Connection[Any]) -> None:
+        db.execute("create table seen (level text)")
+        db.execute(
+            "create function note() returns trigger language plpgsql as"
+            " $$ begin insert into seen values (current_setting('synchronous_commit')); return null; end $$"
+        )
+        for event in ("insert", "delete"):
+            db.execute(
+                f"create constraint trigger on_{event} after {event} on outbox_entries"
+                " deferrable initially deferred for each row execute function note()"
+            )
+
+    ledger._connections.run(watch)
+    for name in ("t1", "t2"):
+        made(ledger, name)
+        entity = ledger.load([KEY])[0]
+        settled = ledger.settle([Settle(entity.changed(1).keeping(name, sends("a" + name)), name, name)])
+        ledger.finish([Finish(KEY, name)])
+        assert settled == [Settled.DONE]
+    levels = ledger._connections.run(lambda db: db.execute("select level from seen").fetchall())
+    assert levels == [("on",), ("off",), ("on",), ("off",)]
+
+
 def test_a_lock_that_is_held_too_long_is_a_failure_and_the_next_call_is_none(url, somebody):
     ledger = PostgresLedger(url, timeout_s=0.3)
     ledger.persist([Entity(KEY, 0, 1)])

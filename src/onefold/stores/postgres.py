@@ -20,15 +20,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from select import POLLIN, poll
+from struct import Struct
 from threading import BoundedSemaphore, Lock
 from time import monotonic
+from types import NoneType
 from typing import Any, TypeAlias, TypeVar, cast
 from urllib.parse import unquote
 
 import psycopg
 from psycopg.abc import PQGen
+from psycopg.adapt import Dumper, PyFormat
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import TransactionStatus
+from psycopg.pq import Format, TransactionStatus
+from psycopg.types.array import ListBinaryDumper
 
 from onefold.errors import BadInput, Misuse, StoreFailed
 
@@ -185,6 +189,7 @@ class Connections:
         }
         conninfo = make_conninfo("", **(ours | conninfo_to_dict(self._conninfo)))
         connection = _Patient.connect(conninfo, autocommit=True)
+        connection.adapters.register_dumper(list, _Lists)
         connection.patience_s = PATIENCE * self._timeout_s
         try:
             settings = (
@@ -224,3 +229,68 @@ class _Patient(psycopg.Connection[tuple[Any, ...]]):
                 return cast(Answer, stop.value)
 
         return super().wait(limited(), *args, **kwargs)
+
+
+class _Lists(ListBinaryDumper):
+    """Arrays. A batch is a handful of them, and psycopg's own way goes through each several times."""
+
+    def get_key(self, obj: list[Any], format: PyFormat) -> Any:
+        kind = _element(obj)
+        return super().get_key(obj, format) if kind is None else (list, kind)
+
+    def upgrade(self, obj: list[Any], format: PyFormat) -> Any:
+        kind = _element(obj)
+        return super().upgrade(obj, format) if kind is None else _FLAT[kind](list)
+
+
+def _element(values: list[Any]) -> type | None:
+    """The type of all that is not None, if it is one that has a dumper here."""
+    kinds = {*map(type, values)} - {NoneType}
+    return kinds.pop() if len(kinds) == 1 and kinds <= _FLAT.keys() else None
+
+
+class _Texts(Dumper):
+    """``text[]``: a head, then each element with its length."""
+
+    format = Format.BINARY
+    oid = 1009
+    element_oid = 25
+
+    def dump(self, obj: list[Any]) -> bytes:
+        parts = [_ARRAY_HEAD.pack(1, None in obj, self.element_oid, len(obj), 1)]
+        for value in obj:
+            if value is None:
+                parts.append(_NULL)
+            else:
+                data = self.element(value)
+                parts += (len(data).to_bytes(4, "big"), data)
+        return b"".join(parts)
+
+    element: Callable[[Any], bytes] = staticmethod(str.encode)
+
+
+class _Blobs(_Texts):
+    """``bytea[]``"""
+
+    oid = 1001
+    element_oid = 17
+    element = staticmethod(bytes)
+
+
+class _Longs(_Texts):
+    """``bigint[]``"""
+
+    oid = 1016
+    element_oid = 20
+
+    @staticmethod
+    def element(value: int) -> bytes:
+        try:
+            return value.to_bytes(8, "big", signed=True)
+        except OverflowError:
+            raise psycopg.DataError(f"{value} is no number of 64 bits") from None
+
+
+_ARRAY_HEAD = Struct("!iiIii")
+_NULL = b"\xff\xff\xff\xff"
+_FLAT: dict[type, type[_Texts]] = {str: _Texts, bytes: _Blobs, int: _Longs}

@@ -194,9 +194,12 @@ _SETTLE: Final = f"""
     )
     select a.n, w.n is not null from able as a left join won as w using (n)
 """  # noqa: S608 # parts of this file alone
+# The setting is that of the one transaction, and what it is at its end counts.
 _FINISH: Final = """
+    with loose as materialized (select set_config('synchronous_commit', 'off', true))
     delete from outbox_entries as x
-    using unnest(%(endpoints)b::text[], %(names)b::text[], %(entry_names)b::text[]) as f (endpoint, name, entry_name)
+    using loose, unnest(%(endpoints)b::text[], %(names)b::text[], %(entry_names)b::text[])
+        as f (endpoint, name, entry_name)
     where x.endpoint = f.endpoint and x.name = f.name and x.entry_name = f.entry_name
 """
 _STRANDED: Final = """
@@ -422,13 +425,8 @@ class PostgresLedger:
         names = ("endpoints", "names", "entry_names")
         arguments = {name: [drop[at] for drop in drops] for at, name in enumerate(names)}
 
-        def work(db: Connection) -> None:
-            with db.pipeline(), db.transaction():
-                db.execute("set local synchronous_commit = off")
-                db.execute(_FINISH, arguments)
-
         if steps:
-            self._connections.run(work)
+            self._connections.run(lambda db: db.execute(_FINISH, arguments))
 
     def close(self) -> None:
         self._connections.close()

@@ -31,6 +31,8 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 from os import PathLike
 from secrets import token_hex
 from threading import Condition
@@ -87,19 +89,21 @@ _OPEN: Final = """
     from (select 1) left join outbox_entities as e on endpoint = ? and name = ?
 """
 _INSERT: Final = """
-    insert into outbox_entities (state, at_ms, version, endpoint, name) values (?, ?, ? + 1, ?, ?)
-    on conflict do nothing
+    insert into outbox_entities (state, at_ms, version, endpoint, name) values {rows} on conflict do nothing
 """
 _UPDATE: Final = """
-    update outbox_entities set state = ?, at_ms = ?, version = version + 1
-    where version = ? and endpoint = ? and name = ?
+    insert into outbox_entities (state, at_ms, version, endpoint, name) select * from (values {rows}) as new
+    where exists (select 1 from outbox_entities where endpoint = new.column4 and name = new.column5)
+    on conflict (endpoint, name)
+    do update set state = excluded.state, at_ms = excluded.at_ms, version = excluded.version
+    where version = excluded.version - 1
 """
 _ENTRY_NAMES: Final = "select entry_name from outbox_entries where endpoint = ? and name = ?"
 _KEEP: Final = """
-    insert into outbox_entries (endpoint, name, entry_name, entry, at_ms) values (?, ?, ?, ?, ?)
+    insert into outbox_entries (endpoint, name, entry_name, entry, at_ms) values {rows}
     on conflict do update set entry = excluded.entry
 """
-_DROP: Final = "delete from outbox_entries where endpoint = ? and name = ? and entry_name = ?"
+_DROP: Final = "delete from outbox_entries where (endpoint, name, entry_name) in (values {rows})"
 _STRANDED: Final = """
     select endpoint, name, entry_name, at_ms, entry from outbox_entries
     where (at_ms < ?1 or at_ms > ?2) and (?3 is null or endpoint = ?3)
@@ -113,10 +117,9 @@ _PURGE: Final = """
 """
 _HOLDS: Final = "select 1 from outbox_tokens where token = ?"
 _CREATE: Final = """
-    insert into outbox_tokens (token, destination, parent, attempt, at_ms) values (?, ?, ?, ?, ?)
-    on conflict do nothing
+    insert into outbox_tokens (token, destination, parent, attempt, at_ms) values {rows} on conflict do nothing
 """
-_REMOVE: Final = "delete from outbox_tokens where token = ?"
+_REMOVE: Final = "delete from outbox_tokens where token in (values {rows})"
 _FREE_CHILDREN: Final = "update outbox_tokens set parent = '' where parent = ? and attempt = ? and parent <> ''"
 _SWEEP: Final = "delete from outbox_tokens where parent = ? and parent <> ''"
 _DISCARD: Final = "delete from outbox_tokens where token = ?1 and (?2 is null or parent = ?2)"
@@ -256,16 +259,15 @@ class SqliteLedger:
         with self._database.writing(entities) as db:
             now_ms = self._clock_ms()  # with the write lock in hand: whoever waited for it has not aged
             for entity in entities:
-                changed = db.execute(_UPDATE if entity.version else _INSERT, _row(entity, now_ms)).rowcount
-                written.append(changed == 1)
+                written.append(_changed(db, _UPDATE if entity.version else _INSERT, [_row(entity, now_ms)]) == 1)
                 if not written[-1]:
                     continue
                 outbox = entity.packed_outbox
                 names = [name for (name,) in db.execute(_ENTRY_NAMES, entity.key) if name not in outbox]
                 if names:
-                    db.executemany(_DROP, [(*entity.key, name) for name in names])
+                    _changed(db, _DROP, [(*entity.key, name) for name in names])
                 if outbox:
-                    db.executemany(_KEEP, [(*entity.key, name, entry, now_ms) for name, entry in outbox.items()])
+                    _changed(db, _KEEP, [(*entity.key, name, entry, now_ms) for name, entry in outbox.items()])
         return written
 
     def stranded(
@@ -295,7 +297,7 @@ class SqliteLedger:
                 created.append(not birth.guarded or _holds(db, [birth.parent])[0])
                 if created[-1] and birth.tokens:
                     parent, attempt = birth.parent, birth.attempt
-                    db.executemany(_CREATE, [(token, to, parent, attempt, now_ms) for token, to in birth.tokens])
+                    _changed(db, _CREATE, [(token, to, parent, attempt, now_ms) for token, to in birth.tokens])
         return created
 
     def remove(self, removals: Sequence[plans.Remove]) -> None:
@@ -304,7 +306,7 @@ class SqliteLedger:
         tokens = [(token,) for token in first]
         if tokens:
             with self._database.writing() as db:
-                db.executemany(_REMOVE, tokens)
+                _changed(db, _REMOVE, tokens)
                 db.executemany(_FREE_CHILDREN, first.values())
                 db.executemany(_SWEEP, tokens)
 
@@ -355,7 +357,7 @@ class SqliteLedger:
         """Not synced: an entry that a power cut brings back is sent once more, and nobody has a token for it."""
         if steps:
             with self._database.tidying() as db:
-                db.executemany(_DROP, [(*step.key, step.name) for step in steps])
+                _changed(db, _DROP, [(*step.key, step.name) for step in steps])
 
     def close(self) -> None:
         self._database.close()
@@ -363,7 +365,32 @@ class SqliteLedger:
 
 def _row(entity: plans.Entity, now_ms: int) -> tuple[Any, ...]:
     """What `_UPDATE` or, for a new one, `_INSERT` takes."""
-    return entity.packed_state, now_ms, entity.version, *entity.key
+    return entity.packed_state, now_ms, entity.version + 1, *entity.key
+
+
+def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Rows for one statement each: in a few sizes, so that SQLite has prepared all these statements before."""
+    start = 0
+    for size in (64, 16, 4, 1):
+        while len(rows) - start >= size:
+            yield rows[start : start + size]
+            start += size
+
+
+@cache
+def _statement(sql: str, width: int, rows: int) -> str:
+    return sql.format(rows=", ".join([f"({', '.join('?' * width)})"] * rows))
+
+
+def _executed(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> Iterator[sqlite3.Cursor]:
+    """A statement for ``{rows}``: half the time of `executemany`, which takes a step of the database for each row."""
+    for chunk in _chunks(rows):
+        yield db.execute(_statement(sql, len(chunk[0]), len(chunk)), list(chain.from_iterable(chunk)))
+
+
+def _changed(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> int:
+    """How many rows a statement inserted, updated or deleted."""
+    return sum(cursor.rowcount for cursor in _executed(db, sql, rows))
 
 
 def _holds(db: sqlite3.Connection, tokens: Sequence[str]) -> list[bool]:
@@ -383,7 +410,7 @@ def _settled(db: sqlite3.Connection, steps: Sequence[plans.Settle], now_ms: int)
     new = [_row(step.entity, now_ms) for step in steps if not step.entity.version]
     db.execute("savepoint settle")
     done = all(
-        db.executemany(statement, rows).rowcount == len(rows)
+        _changed(db, statement, rows) == len(rows)
         for statement, rows in ((_REMOVE, spent), (_UPDATE, old), (_INSERT, new))
         if rows
     )
@@ -391,9 +418,9 @@ def _settled(db: sqlite3.Connection, steps: Sequence[plans.Settle], now_ms: int)
         db.execute("rollback to settle")
     elif sending:
         entries = [(*step.entity.key, step.name, plans.pack_entry(entry), now_ms) for step, entry in sending]
-        db.executemany(_KEEP, entries)
+        _changed(db, _KEEP, entries)
         tokens = [(out.token, out.to, "", entry.attempt, now_ms) for _, entry in sending for out in entry.outgoing]
-        db.executemany(_CREATE, tokens)
+        _changed(db, _CREATE, tokens)
     db.execute("release settle")
     return done
 
@@ -444,7 +471,7 @@ QUEUE_INDEXES: Final = (
     "drop index if exists outbox_queue_due",
     "create index if not exists outbox_queue_turns on outbox_queue (queue, turn, position) where turn is not null",
 )
-_SEND = "insert into outbox_queue (queue, payload, due_ms, span_ms, priority) values (?, ?, ?, ?, ?)"
+_SEND: Final = "insert into outbox_queue (queue, payload, due_ms, span_ms, priority) values {rows}"
 _FIND = """
     select -priority, position from (
         select * from (
@@ -505,10 +532,13 @@ _IN_TURN: Final = """
 LOCAL_SCHEMA: Final = LEDGER_SCHEMA + QUEUE_SCHEMA
 _ANSWERS: Final = "select answers from outbox_queue where position = ? and loan = ?"
 _ANSWER: Final = "update outbox_queue set answers = ? where position = ? and loan = ?"
-_PEEK: Final = "select version, state from outbox_entities where endpoint = ? and name = ?"
+_PEEK: Final = """
+    select version, state from (values {rows}) as key
+    left join outbox_entities on endpoint = key.column1 and name = key.column2
+"""
 _COUNT: Final = "update outbox_queue set times = times + ? where position = ? and loan = ?"
 _THERE: Final = "select 1 from outbox_queue where position = ?"
-_SPEND: Final = "delete from outbox_queue where position = ?"
+_SPEND: Final = "delete from outbox_queue where position in (values {rows})"
 
 
 class SqliteQueue:
@@ -535,7 +565,7 @@ class SqliteQueue:
     def send(self, parcels: Sequence[ports.Parcel]) -> None:
         ports.check_parcels(parcels)
         with self._database.writing(parcels) as db:
-            db.executemany(_SEND, _parcel_rows(parcels, self._clock_ms()))
+            _changed(db, _SEND, _parcel_rows(parcels, self._clock_ms()))
             self._tell()
 
     def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[ports.Delivery]:
@@ -690,9 +720,11 @@ class SqliteQueue:
         self._database.turn.notify_all()
 
 
-def _parcel_rows(parcels: Sequence[ports.Parcel], now_ms: int) -> Iterator[tuple[Any, ...]]:
-    for queue, payload, delay_ms, priority in parcels:
-        yield queue, payload, now_ms + delay_ms if delay_ms else 0, delay_ms, priority
+def _parcel_rows(parcels: Sequence[ports.Parcel], now_ms: int) -> list[tuple[Any, ...]]:
+    return [
+        (queue, payload, now_ms + delay_ms if delay_ms else 0, delay_ms, priority)
+        for queue, payload, delay_ms, priority in parcels
+    ]
 
 
 class SqliteLocal(SqliteLedger, SqliteQueue):
@@ -735,11 +767,9 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
             return work(_Transaction(self, db))
 
     def _peeked(self, db: sqlite3.Connection, keys: Sequence[plans.Key]) -> list[plans.Entity]:
-        ask = db.cursor().execute
-        rows = [ask(_PEEK, key).fetchone() or (0, None) for key in keys]
-        return [
-            plans.Entity.unpacked(key, version, state, {}) for key, (version, state) in zip(keys, rows, strict=True)
-        ]
+        rows = [row for cursor in _executed(db, _PEEK, keys) for row in cursor]
+        found = zip(keys, rows, strict=True)
+        return [plans.Entity.unpacked(key, version or 0, state, {}) for key, (version, state) in found]
 
     def keep(self, steps: Sequence[plans.Keep]) -> list[dict[str, Any] | None]:
         kept: list[dict[str, Any] | None] = []
@@ -795,14 +825,14 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
         new = [_row(entity, now_ms) for entity in entities if not entity.version]
         db.execute("savepoint onefold_commit")
         done = all(
-            db.executemany(statement, values).rowcount == len(values)
+            _changed(db, statement, values) == len(values)
             for statement, values in ((_SPEND, rows), (_UPDATE, old), (_INSERT, new))
             if values
         )
         if not done:
             db.execute("rollback to onefold_commit")
         elif parcels := ports.parcels_of((message for step in steps for message in step.messages), self.place):
-            db.executemany(_SEND, _parcel_rows(parcels, now_ms))
+            _changed(db, _SEND, _parcel_rows(parcels, now_ms))
             self._tell()
         db.execute("release onefold_commit")
         return done
