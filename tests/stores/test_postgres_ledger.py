@@ -233,7 +233,7 @@ ARRAYS = {
 
 def test_arrays_come_back_as_they_were_sent_and_what_does_not_fit_is_named(ledger):
     def asked(kind: str, values: Any) -> Any:
-        row = ledger._connections.run(lambda db: db.execute(f"select %b::{kind}", [values]).fetchone())  # noqa: S608
+        row = ledger._connections.run(lambda db: db.execute(f"select %b::{kind}", [values]).fetchone())
         return row and row[0]
 
     for kind, examples in ARRAYS.items():

@@ -1,10 +1,10 @@
 """Publishing a run: everything becomes visible together, or the run does not count.
 
 The judged rows are written once, into ``_staging``, split by where they belong, and counted for the books on their way.
-The missing ranges are found from what lies there. Then the folders are moved into place and ``run.json`` is written,
-last; a run without it is not complete, and running again replaces it. Only what the folder's signature names is removed
-(see `signature`), and one run at a time has it. In an object store, which renames no folder, one put of a commit does
-the same (see `commits`), and until then the run before stays as it is.
+Then the folders are moved into place, and what is made from the rows, such as the missing ranges, follows. ``run.json``
+is written last; a run without it is not complete, and running again replaces it. Only what the folder's signature names
+is removed (see `signature`), and one run at a time has it. In an object store, which renames no folder, one put of a
+commit does the same (see `commits`), and until then the run before stays as it is.
 
 The strategy decides what becomes of rows that are not FIRST:
 
@@ -15,9 +15,10 @@ The strategy decides what becomes of rows that are not FIRST:
 An engine may publish more, made from the judged rows: ``uplinks/`` holds the receptions of each radio frame merged.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any, Literal, Protocol, TypeAlias
 from uuid import uuid4
 
@@ -49,7 +50,7 @@ ORDER = "_onefold_order"
 """A column by which rows are sorted in the files, and which does not get there; it begins with a hash of the key."""
 
 _FOLDER = "_onefold_folder"
-_REASONS_MAX = 1_000
+_NO_ANSWER = -1
 
 
 class Output(Protocol):
@@ -68,7 +69,8 @@ class Output(Protocol):
         """Where it will be, as a person writes it."""
 
     def commit(self, parts: Mapping[str, Place]) -> None:
-        """Move what was staged to its place. Until `finish` it does not count."""
+        """Move what was staged to its place: the rows first, and later what was made from them. Until `finish` it does
+        not count."""
 
     def keep(self, name: str) -> Place:
         """A folder to keep something in though the run does not count."""
@@ -83,6 +85,8 @@ class RunFolder:
 
     signed: Signed
     staging: Place
+    parts: dict[str, Place] = field(default_factory=dict)
+    """What was committed, and where it was staged."""
 
     @property
     def place(self) -> Place:
@@ -95,7 +99,8 @@ class RunFolder:
     def commit(self, parts: Mapping[str, Place]) -> None:
         for name in (RUN, REPORT):
             self.signed.remove(name)
-        self.signed.replace(parts, _REPLACED)
+        self.signed.replace(parts, [] if self.parts else _REPLACED)
+        self.parts.update(parts)
 
     def keep(self, name: str) -> Place:
         self.signed.own({name: None})
@@ -116,8 +121,6 @@ _REPLACED = [*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, AUDIT]
 class StoredRun(RunFolder):
     """The same in an object store."""
 
-    parts: dict[str, Place] = field(default_factory=dict)
-
     @property
     def place(self) -> Place:
         return self.staging
@@ -128,7 +131,7 @@ class StoredRun(RunFolder):
 
     def commit(self, parts: Mapping[str, Place]) -> None:
         self.parts.update(parts)
-        Commit.of(self.staging, parts, "", {}).put(self.staging / COMMIT)  # to be audited
+        Commit.of(self.staging, self.parts, "", {}).put(self.staging / COMMIT)  # to be audited
 
     def keep(self, name: str) -> Place:
         self.signed.remove(name)
@@ -249,17 +252,12 @@ class Books:
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         self._answers = answers
-        verdicts, reasons = ([str(answer[part]) for answer in answers] for part in (0, 1))
-        places = [
-            F.call_function("array_position", F.lit(words), F.col(name))
-            for words, name in ((verdicts, VERDICT), (reasons, REASON))
-        ]
-        # By where its verdict and its reason stand first, from 1: a pair that is no answer has another number.
-        self._numbers = {
-            (verdicts.index(str(answer.verdict)) + 1) * _REASONS_MAX + reasons.index(answer.reason) + 1: answer
-            for answer in answers
-        }
-        self._counts = Counts(places[0] * _REASONS_MAX + places[1], 2 * len(answers), called="onefold_books")
+        # Compared one after another: a look-up in an array takes several times as long.
+        number, *others = (
+            (F.col(VERDICT) == str(answer.verdict)) & (F.col(REASON) == answer.reason) for answer in answers
+        )
+        numbered = reduce(lambda cases, case: cases.when(case[1], case[0]), enumerate(others, 1), F.when(number, 0))
+        self._counts = Counts(numbered.otherwise(_NO_ANSWER), 2 * len(answers), called="onefold_books")
 
     def watch(self, judged: DataFrame, **more: Column) -> DataFrame:
         return self._counts.watch(judged, **more)
@@ -270,15 +268,15 @@ class Books:
     def tally(self, received: int) -> Tally | None:
         """The books; None if they were forgotten, or hold what is no answer of this engine."""
         counts = self._counts.counts
-        if counts is None or not counts.keys() <= self._numbers.keys():
+        if counts is None or _NO_ANSWER in counts:
             return None
-        return Tally(received, {self._numbers[number]: count for number, count in counts.items()})
+        return Tally(received, {self._answers[number]: count for number, count in counts.items()})
 
 
 def staged(
-    staging: Place, rows: DataFrame, strategy: Strategy, original: list[Column], *, gaps: bool = True,
-    extras: Iterable[str] = (),
-) -> dict[str, Place]:  # fmt: skip
+    staging: Place, rows: DataFrame, strategy: Strategy, original: list[Column], *, gaps: bool = False
+) -> dict[str, Place]:
+    """The folders of the rows by their names, and of the missing ranges, if those are staged, too."""
     if strategy == "none":
         (staging / MESSAGES).write(sorted_again(rows).select(*original))
         parts = {MESSAGES: staging / MESSAGES}
@@ -288,4 +286,4 @@ def staged(
     for part in parts.values():
         if not part.exists():
             part.write(rows.limit(0).coalesce(1))
-    return parts | {name: staging / name for name in (*([GAPS] if gaps else []), *extras)}
+    return parts | ({GAPS: staging / GAPS} if gaps else {})
