@@ -144,9 +144,11 @@ def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, i
 
 def octets(fields: Mapping[str, Any], name: str) -> bytes:
     value = fields.get(name)
-    if type(value) is str and len(value) <= 2 * PHY_BYTES_MAX and " " not in value:
+    if type(value) is str and len(value) <= 2 * PHY_BYTES_MAX:
         with suppress(ValueError):
-            return bytes.fromhex(value)
+            data = bytes.fromhex(value)
+            if 2 * len(data) == len(value):  # fromhex skips white space
+                return data
     raise radio.wrong(fields, name, f"the hex digits of up to {PHY_BYTES_MAX} bytes")
 
 
@@ -284,13 +286,14 @@ class StationConnection:
 
     async def _write(self) -> None:
         while True:
-            async with asyncio.timeout(self._limits.write_s):
-                while self._queue:
+            while self._queue:
+                async with asyncio.timeout(self._limits.write_s):
                     await self._send({"type": "websocket.send", "text": self._queue.popleft()})
-                if self._end is not None:
-                    code, reason = self._end
+            if self._end is not None:
+                code, reason = self._end
+                async with asyncio.timeout(self._limits.write_s):
                     await self._send({"type": "websocket.close", "code": code, "reason": reason})
-                    return
+                return
             self._news.clear()
             await self._news.wait()
 
