@@ -377,7 +377,8 @@ class Upstream:
             self._worker = None
 
     async def _store(self, records: list[bytes]) -> bool:
-        messages = list(zip(range(self._next, self._next + len(records)), records, strict=True))
+        messages = list(enumerate(records, self._next))
+        self._next += len(records)  # also if they are given up: the log may have them under these numbers
         wait = RETRY_S[0]
         while True:
             try:
@@ -394,7 +395,6 @@ class Upstream:
             if self.problem is not None:
                 log.error("records are stored again")
                 self.problem = None
-            self._next += len(records)
             return True
 
     def _publish(self, messages: list[tuple[int, bytes]]) -> None:
@@ -619,11 +619,12 @@ class GatewayService:
                 session.claims += 1
                 number, claimed = await desk.claim(claim)
                 session.claims -= 1
-                judged = self._rules.settle(judged, session.entry.device.strategy, claimed)
+                settled = self._rules.settle(judged, session.entry.device.strategy, claimed)
+                if settled.answer is not judged.answer:
+                    record = b""  # it has the answer of before the claim
+                judged = settled
                 if claimed is not None and claimed.won:
                     session.fcnt_down = max(session.fcnt_down, claimed.fcnt_down)
-                else:
-                    record = b""  # it says what would have been
             elif judged.route.up and (first := self._copies.get(frame.key.hex())) is not None:
                 await first  # nobody upstream is to hear of a copy before the frame itself
 

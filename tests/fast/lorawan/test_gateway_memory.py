@@ -192,3 +192,17 @@ def test_copies_of_a_frame_whose_claim_could_not_be_made_wait_for_nothing(tmp_pa
             assert answered(made) == {"coordinator_down": 1, "other_station": 1}
 
     asyncio.run(main())
+
+
+def test_a_join_that_only_the_store_knows_to_be_new_is_stored_as_it_is_counted(tmp_path):
+    async def main():
+        async with service(tmp_path, device(app_key=KEY)) as made:
+            made._sightings.entries_max = 1
+            for each in (reception(uplink(1)), reception(uplink(2)), joining(7)):
+                made.hear(each)
+                await made.idle()
+            assert answered(made) == {"new_frame": 2, "new_join": 1}
+
+    asyncio.run(main())
+    (join,) = [row for row in stored(tmp_path) if row["kind"] == "join"]
+    assert (join["verdict"], join["reason"]) == ("FIRST", "new_join")
