@@ -384,8 +384,8 @@ def heard_by(rx: Fields) -> dict[str, Column]:
 
 def _onefold(row: StoredReceptions) -> dict[str, Column]:
     fields, kind, frame = row.fields, row.fields["kind"], hexadecimal(row.fields["key"])
-    # With all receptions kept, the log also has those that the server found forged.
-    forged = F.coalesce(fields["reason"] == "bad_mic", F.lit(False))
+    # With all receptions kept, the log also has frames whose code was wrong, or was not checked in a flood of such.
+    forged = F.coalesce(fields["reason"].isin("bad_mic", "mic_budget"), F.lit(False))
     return {
         "kind": kind,
         "frame": F.when(F.length(frame) == 64, frame),
