@@ -701,7 +701,7 @@ def read(folder: str | Path) -> Iterator[HeardFrame]:
                 # As it stands there: to write it again costs as much as to read it.
                 message = text.partition(b'"message":')[2].rstrip()[:-1] if [*line] == ORDER else None
                 yield HeardFrame(station, at_ms, message.decode() if message else json.dumps(line["message"]), xtime)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise BadInput(f"{file}:{number}: is no reception: {text[:80]!r}") from error
 
 

@@ -177,12 +177,16 @@ class Station:
         uri = str(reply["uri"])
         socket = await self._open(uri)
         version = {"msgtype": "version", "station": "onefold", "firmware": None, "package": None, "model": "simulated"}
-        await socket.send(json.dumps(version | {"protocol": 2, "features": ""}))
-        config = document(await asyncio.wait_for(socket.recv(), OPEN_S), f"{uri}: the answer")
-        if config.get("msgtype") != "router_config":
-            raise BadInput(f"{uri}: said {str(config)[:200]}, must be a router_config")
+        try:
+            await socket.send(json.dumps(version | {"protocol": 2, "features": ""}))
+            config = document(await asyncio.wait_for(socket.recv(), OPEN_S), f"{uri}: the answer")
+            if config.get("msgtype") != "router_config":
+                raise BadInput(f"{uri}: said {str(config)[:200]}, must be a router_config")
+            await socket.send(json.dumps({"msgtype": "timesync", "txtime": int(time() * 1e6)}))
+        except BaseException:
+            await socket.close()
+            raise
         self.config = config
-        await socket.send(json.dumps({"msgtype": "timesync", "txtime": int(time() * 1e6)}))
         self._socket = socket
         self._counts.connects += 1
         return socket
