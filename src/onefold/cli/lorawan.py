@@ -16,7 +16,10 @@ from onefold.testing.radio import RadioPlan
 
 
 def devices(
-    path: Annotated[Path, Argument(help="A registry: TOML, or SQLite with a table 'devices'.")], as_json: AsJson = False
+    path: Annotated[
+        Path, Argument(exists=True, dir_okay=False, help="A registry: TOML, or SQLite with a table 'devices'.")
+    ],
+    as_json: AsJson = False,
 ) -> None:
     """Check a registry of devices and list it, without its keys; what is wrong is named, and the exit code is 2."""
     from onefold.lorawan.registry import read_registry
