@@ -243,9 +243,11 @@ class DeviceSession:
         """What another store than its own knows of it, where that may be of before it began again."""
 
     def learn(self, counters: Counters | None, server: str, *, home: bool) -> None:
-        """A store has these counters: its own (``home``), or another in which the device was counted once.
+        """Take over what a store knows of the device: its own (``home``), or another that counted it at some time.
 
-        The highest of all is right; but of one that may begin again its own store is right, if that knows anything."""
+        The highest counter is right. But a relaxed device may have begun again, so its own store is right if it knows
+        the device at all, and the counter of the registry is not.
+        """
         if counters is not None:
             self.fcnt_down = max(self.fcnt_down, counters.fcnt_down)
         if not home and self.entry.device.relaxed:
@@ -255,6 +257,8 @@ class DeviceSession:
         if counters is None or (last := expected(counters, server)) < 0:
             return
         heard, before = self.heard, self.heard.fcnt_up
+        if self.entry.device.relaxed and not self.loaded and heard.frame is None:  # still that of the registry
+            before = None
         heard.fcnt_up = max(last, before or 0)
         if before is None or last > before or (heard.frame is None and last == before):
             # Only of our own: what another server counted last is not told by its frame but by the claim.
