@@ -205,7 +205,7 @@ def test_a_record_that_was_given_up_lends_its_number_to_no_other():
     async def main():
         topic: Any = Topic()
         upstream = Upstream(topic, "a", batch_max=1)
-        upstream._enough.set()  # the server ends: nothing is tried twice
+        upstream._closing.set()  # the server ends: nothing is tried twice
 
         outcomes = []
 
