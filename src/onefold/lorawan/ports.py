@@ -46,9 +46,6 @@ class CounterStore(Protocol):
         ...
 
 
-KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, redis://host:6379/0, rediss://host:6379/0"
-
-
 def open_counters(url: str) -> CounterStore:
     """The store at a URL. A Redis server is not contacted before the first call.
 
@@ -76,4 +73,5 @@ def open_counters(url: str) -> CounterStore:
 
             address, options = split_options(url)
             return RedisCounters(address, **options)
-    raise nothing_at(url, "counters", KINDS)
+    kinds = "memory://, sqlite:///file.db, sqlite:////folder/file.db, redis://host:6379/0, rediss://host:6379/0"
+    raise nothing_at(url, "counters", kinds)

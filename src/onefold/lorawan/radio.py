@@ -95,6 +95,8 @@ GPS_EPOCH_MS: Final = 315_964_800_000
 GPS_LEAP_MS: Final = 18_000
 """GPS time is ahead of UTC by this since 2017, and no further leap second is announced."""
 TIME_MS_MAX: Final = 2**53
+FSK_BITS_PER_S: Final = 50_000
+"""The one bit rate of FSK in LoRaWAN."""
 
 
 def shown(value: object) -> str:

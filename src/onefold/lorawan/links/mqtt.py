@@ -42,10 +42,9 @@ from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
 from onefold.lorawan.frames import Frame, parse
-from onefold.lorawan.radio import Downlink, GatewayLink, Radio, Receiver, Reception, Region
+from onefold.lorawan.radio import FSK_BITS_PER_S, Downlink, GatewayLink, Radio, Receiver, Reception, Region
 
 STATION: Final = re.compile(r"[0-9a-fA-F]{16}")
-FSK_BITS_PER_S: Final = 50_000
 CONTEXT_BYTES_MAX: Final = 256
 """The bridge writes 4 for a packet forwarder, 16 for a Basics Station."""
 NAMES: Final = 2**32

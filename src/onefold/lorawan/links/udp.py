@@ -36,7 +36,16 @@ from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
 from onefold.lorawan.frames import PHY_BYTES_MAX, Frame, parse
-from onefold.lorawan.radio import Downlink, GatewayLink, Radio, Receiver, Reception, Region, station_name
+from onefold.lorawan.radio import (
+    FSK_BITS_PER_S,
+    Downlink,
+    GatewayLink,
+    Radio,
+    Receiver,
+    Reception,
+    Region,
+    station_name,
+)
 from onefold.net.http import is_loopback
 
 VERSIONS: Final = frozenset({1, 2})
@@ -45,7 +54,6 @@ FROM_GATEWAYS: Final = frozenset({PUSH_DATA, PULL_DATA, TX_ACK})
 HEAD_BYTES: Final = 12
 TICKS: Final = 2**32
 """The concentrator counts microseconds in 32 bits, and wraps after 71 minutes."""
-FSK_BITS_PER_S: Final = 50_000
 LORA_RATE: Final = re.compile(r"SF([0-9]{1,2})BW([0-9]{1,4})")
 CRC_OK: Final = 1
 

@@ -50,14 +50,12 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.lorawan import frames
-from onefold.lorawan.columns import LATE_MS
+from onefold.lorawan.columns import LATE_MS, TIME_MS_MAX
+from onefold.lorawan.radio import GPS_EPOCH_MS
 from onefold.spark.columns import CORRUPT, EXACT, STAMPS, TEXT, WHOLE, milliseconds, quoted
 from onefold.spark.dialect import try_cast
 from onefold.spark.files import Place, first_line
 from onefold.spark.ingest import LOG, register_log
-
-TIME_MAX_MS: Final = 253_402_300_800_000
-"""The year 10000. A time beyond it, or before 1970, is invalid, so that sums of times never overflow."""
 
 HEX: Final = "^([0-9a-f]{2})*$"
 _NUMBER: Final = r"^[0-9]+([.][0-9]+)?([eE][+]?[0-9]{1,2})?$"
@@ -100,7 +98,8 @@ def instant(text: Column) -> Column:
 
 
 def believable(time_ms: Column) -> Column:
-    return F.when(time_ms.between(0, TIME_MAX_MS), time_ms)
+    """The time, or null outside of 1970 to 9999, so that sums of times never overflow."""
+    return F.when(time_ms.between(0, TIME_MS_MAX), time_ms)
 
 
 def hexadecimal(text: Column) -> Column:
@@ -483,9 +482,6 @@ TYPES: Final = {
 CLOCK_OFF_MS: Final = 30_000
 """Half of the default expiry, so that two trusted clocks never split one transmission."""
 
-CLOCK_SET_MS: Final = 315_964_800_000
-"""6 January 1980, the epoch of GPS. No gateway is older, so an earlier clock was never set."""
-
 MALFORMED: Final = "malformed"
 """The source of a row that is not even a JSON object."""
 
@@ -588,7 +584,7 @@ def _normal(rows: DataFrame, clock_off_ms: int) -> DataFrame:
     judged, as_said = F.col("source") != NOT_RECEPTION, F.col("source") == TABLE
 
     def set_clock(time_ms: Column) -> Column:
-        return F.when(as_said | (time_ms >= CLOCK_SET_MS), time_ms)
+        return F.when(as_said | (time_ms >= GPS_EPOCH_MS), time_ms)
 
     received = F.coalesce(set_clock(instant(F.col("received"))), F.when(~as_said, F.col("stored_ms")))
     station = F.when(as_said, F.col("station")).otherwise(eui(F.col("station")))
