@@ -42,7 +42,7 @@ from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
 from onefold.lorawan.frames import Frame, parse
-from onefold.lorawan.radio import FSK_BITS_PER_S, Downlink, GatewayLink, Radio, Receiver, Reception, Region
+from onefold.lorawan.radio import Downlink, GatewayLink, Radio, Receiver, Reception, Region
 
 STATION: Final = re.compile(r"[0-9a-fA-F]{16}")
 CONTEXT_BYTES_MAX: Final = 256
@@ -122,7 +122,7 @@ def _rate(tx: Mapping[str, Any], version: int) -> tuple[int, int]:
         source, fsk, lora = radio.part(tx, "modulation"), "fsk", "lora"
         is_fsk, bandwidths, unit = "fsk" in source, (1_000, 2_000_000), 1_000
     if is_fsk:
-        radio.integer(radio.part(source, fsk), "datarate", FSK_BITS_PER_S, FSK_BITS_PER_S)
+        radio.integer(radio.part(source, fsk), "datarate", radio.FSK_BITS_PER_S, radio.FSK_BITS_PER_S)
         return 0, 0
     how = radio.part(source, lora)
     return radio.integer(how, "spreadingFactor", 5, 12), radio.integer(how, "bandwidth", *bandwidths) // unit
@@ -165,7 +165,7 @@ def command(station: str, uplink: UplinkEvent, downlink: Downlink, region: Regio
             how |= {"codeRate": "4/5" if old else "CR_4_5", "polarizationInversion": True}
             tx |= {"modulation": "LORA", "loRaModulationInfo": how} if old else {"modulation": {"lora": how}}
         else:
-            how = {"datarate": FSK_BITS_PER_S, "frequencyDeviation": FSK_BITS_PER_S // 2}
+            how = {"datarate": radio.FSK_BITS_PER_S, "frequencyDeviation": radio.FSK_BITS_PER_S // 2}
             tx |= {"modulation": "FSK", "fskModulationInfo": how} if old else {"modulation": {"fsk": how}}
         tx |= {"board": uplink.board, "antenna": uplink.antenna}
         if after_s is None:

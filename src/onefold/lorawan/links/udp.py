@@ -36,16 +36,7 @@ from onefold.clock import Clock, wall_ms
 from onefold.errors import BadInput, Busy, Misuse
 from onefold.lorawan import radio
 from onefold.lorawan.frames import PHY_BYTES_MAX, Frame, parse
-from onefold.lorawan.radio import (
-    FSK_BITS_PER_S,
-    Downlink,
-    GatewayLink,
-    Radio,
-    Receiver,
-    Reception,
-    Region,
-    station_name,
-)
+from onefold.lorawan.radio import Downlink, GatewayLink, Radio, Receiver, Reception, Region, station_name
 from onefold.net.http import is_loopback
 
 VERSIONS: Final = frozenset({1, 2})
@@ -115,7 +106,7 @@ def read_heard(packet: object, region: Region) -> Rxpk | None:
     megahertz = radio.number(packet, "freq", 0.000_001, radio.FREQUENCY_HZ_MAX / 1e6)
     spreading = bandwidth_khz = 0  # FSK
     if packet.get("modu") == "FSK":
-        radio.integer(packet, "datr", FSK_BITS_PER_S, FSK_BITS_PER_S)
+        radio.integer(packet, "datr", radio.FSK_BITS_PER_S, radio.FSK_BITS_PER_S)
     elif packet.get("modu") != "LORA":
         raise radio.wrong(packet, "modu", "LORA or FSK")
     elif rate := LORA_RATE.fullmatch(radio.text(packet, "datr")):
@@ -166,7 +157,7 @@ def transmit(version: int, token: bytes, downlink: Downlink, ticks: int, region:
         rate = f"SF{spreading}BW{bandwidth_khz}"
         how = {"modu": "LORA", "datr": rate, "codr": "4/5", "ipol": True, "ncrc": True}
     else:
-        how = {"modu": "FSK", "datr": FSK_BITS_PER_S, "fdev": FSK_BITS_PER_S // 2}
+        how = {"modu": "FSK", "datr": radio.FSK_BITS_PER_S, "fdev": radio.FSK_BITS_PER_S // 2}
     packet = {
         **when, "freq": round(frequency_hz / 1e6, 6), "rfch": 0, "powe": region.power_dbm, **how,
         "size": len(downlink.pdu), "data": base64.b64encode(downlink.pdu).decode(),
