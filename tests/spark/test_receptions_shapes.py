@@ -84,16 +84,17 @@ def test_events_with_their_fields_as_columns_are_the_same(spark, said, tmp_path)
     ]
 
 
-def test_our_own_log_is_read_from_its_folder_and_what_its_server_found_forged_is_no_frame(spark, tmp_path):
+def test_our_own_log_is_read_from_its_folder_and_a_frame_whose_code_is_wrong_or_unchecked_is_none(spark, tmp_path):
     forged = {**files.onefold(world()[0]), "verdict": "REJECT", "reason": "bad_mic"}
+    unchecked = {**forged, "reason": "mic_budget"}
     refused = {"v": 1, "kind": None, "station": "ab", "received_ms": 5, "verdict": "REJECT", "reason": "malformed"}
     with Topics(tmp_path / "log") as topics:
-        said = [json.dumps(row).encode() for row in (*stored("onefold"), forged, refused)]
+        said = [json.dumps(row).encode() for row in (*stored("onefold"), forged, unchecked, refused)]
         topics.topic("receptions").publish("s", list(enumerate([*said, b"\xff not json"])))
         rows = read_receptions(spark, str(tmp_path / "log" / "receptions")).collect()
     good = [row for row in rows if row["_corrupt_record"] is None]
     assert sorted(row.frame for row in good) == sorted(one.frame.key.hex() for one in world())
-    assert len(rows) == len(good) + 3
+    assert len(rows) == len(good) + 4
 
 
 NORMAL: list[

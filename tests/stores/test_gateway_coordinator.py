@@ -87,7 +87,7 @@ def test_a_device_that_began_again_at_another_server_is_believed_here_too(tmp_pa
 
 def monotonic_ago(server):
     """As if its devices had been looked up long ago."""
-    for session in server.server.service.sessions._heard.values():
+    for session in server.server.service.sessions._sessions.values():
         session.asked_at = 0.0
 
 

@@ -1,4 +1,4 @@
-"""``onefold lorawan``: what an operator of radio gateways asks for. Keys of devices are checked, and never shown."""
+"""``onefold lorawan``: commands for operators of radio gateways. Keys of devices are checked, but never shown."""
 
 import asyncio
 from pathlib import Path
@@ -16,9 +16,12 @@ from onefold.testing.radio import RadioPlan
 
 
 def devices(
-    path: Annotated[Path, Argument(help="A registry: TOML, or SQLite with a table 'devices'.")], as_json: AsJson = False
+    path: Annotated[
+        Path, Argument(exists=True, dir_okay=False, help="A registry: TOML, or SQLite with a table 'devices'.")
+    ],
+    as_json: AsJson = False,
 ) -> None:
-    """Check a registry of devices and list it, without its keys; what is wrong is named, and the exit code is 2."""
+    """Check a registry of devices and list it without its keys. Exit code 2: it cannot be read, and why is printed."""
     from onefold.lorawan.registry import read_registry
 
     registry = read_registry(path)
@@ -55,37 +58,39 @@ USUAL = RadioPlan()
 
 def simulate(
     folder: Annotated[Path, Argument(help="A folder that does not exist or is empty.")],
-    devices: Annotated[int, Option(help="How many devices send.")] = USUAL.devices,
-    gateways: Annotated[int, Option(help="How many gateways listen.")] = USUAL.gateways,
-    frames: Annotated[int, Option(help="How many uplinks the devices send, all together.")] = USUAL.frames,
+    devices: Annotated[int, Option(help="Number of devices.")] = USUAL.devices,
+    gateways: Annotated[int, Option(help="Number of gateways.")] = USUAL.gateways,
+    frames: Annotated[int, Option(help="Uplinks of all devices together.")] = USUAL.frames,
     seed: Annotated[int, Option(help="The same seed and settings make the same traffic.")] = USUAL.seed,
-    interval_ms: Annotated[int, Option(help="Mean time between two uplinks of a device.")] = USUAL.interval_ms,
-    side_m: Annotated[int, Option(help="The gateways stand in a square of this side.")] = USUAL.side_m,
-    range_m: Annotated[int, Option(help="How far a gateway hears.")] = USUAL.range_m,
+    interval_ms: Annotated[int, Option(help="Mean time between two uplinks of a device, in ms.")] = USUAL.interval_ms,
+    side_m: Annotated[int, Option(help="Side of the square in which the gateways stand, in m.")] = USUAL.side_m,
+    range_m: Annotated[int, Option(help="How far a gateway hears, in m.")] = USUAL.range_m,
     strategy: Annotated[
-        Literal["drop", "mark", "none", "mixed"], Option(help="Of all devices; mixed: each has its own.")
+        Literal["drop", "mark", "none", "mixed"], Option(help="Strategy of all devices; mixed: they differ.")
     ] = "mixed",
-    confirmed: Annotated[float, Option(help="Share of uplinks that ask for an answer.")] = USUAL.confirmed,
+    confirmed: Annotated[float, Option(help="Share of uplinks that ask for a confirmation.")] = USUAL.confirmed,
     retries: Annotated[float, Option(help="Share of those that miss it and are sent again.")] = USUAL.retries,
     retry_ms: Annotated[
-        int, Option(help="How long a device waits before it sends such a one again (median). 0: 2.5 to 5 s.")
+        int, Option(help="Median wait of a device before it sends one again, in ms. 0: 2.5 to 5 s.")
     ] = USUAL.retry_ms,
     losses: Annotated[float, Option(help="Share of uplinks that nobody hears.")] = USUAL.losses,
-    fades: Annotated[float, Option(help="Share of receptions that fail, one at a time.")] = USUAL.fades,
-    mirrors: Annotated[float, Option(help="Share of receptions with a weak image.")] = USUAL.mirrors,
+    fades: Annotated[float, Option(help="Share of receptions that fail, one gateway at a time.")] = USUAL.fades,
+    mirrors: Annotated[
+        float, Option(help="Share of receptions that come twice, the second as a weak image.")
+    ] = USUAL.mirrors,
     replays: Annotated[float, Option(help="Share of uplinks that somebody replays.")] = USUAL.replays,
     forged: Annotated[float, Option(help="Forged frames on top, as a share of uplinks.")] = USUAL.forged,
     foreign: Annotated[float, Option(help="Frames of other networks, as a share of uplinks.")] = USUAL.foreign,
     joins: Annotated[float, Option(help="Share of devices that join over the air.")] = USUAL.joins,
     rollovers: Annotated[float, Option(help="Share of devices whose counter rolls over.")] = USUAL.rollovers,
     resets: Annotated[float, Option(help="Share of devices that restart their counter.")] = USUAL.resets,
-    shared: Annotated[float, Option(help="Share of devices with another one's address.")] = USUAL.shared,
+    shared: Annotated[float, Option(help="Share of devices with the address of another one.")] = USUAL.shared,
     as_json: AsJson = False,
 ) -> None:
-    """Make radio traffic of which the truth is known, as messages of LoRa Basics Stations.
+    """Make radio traffic with known truth, as messages of LoRa Basics Stations.
 
-    FOLDER/receptions.jsonl is what the gateways heard, FOLDER/devices.toml the registry of the devices, FOLDER/truth
-    what every reception is, and how many uplinks of every device were sent and lost.
+    FOLDER/receptions.jsonl has the receptions, FOLDER/devices.toml the registry, FOLDER/truth the kind of each
+    reception, and how many uplinks of each device were sent and lost.
     """
     from onefold.testing.radio import FrameKind, make, write
 
@@ -120,15 +125,19 @@ def simulate(
 
 def play(
     folder: Annotated[Path, Argument(help="A folder that 'onefold lorawan simulate' made.")],
-    servers: Annotated[list[str], Argument(metavar="SERVER", help="ws://HOST:PORT; several share the stations.")],
+    servers: Annotated[
+        list[str], Argument(metavar="SERVER", help="ws://HOST:PORT; several divide the stations between them.")
+    ],
     token_file: ServerToken = None,
-    rate: Annotated[float | None, Option(min=0.001, help="Messages a second. Default: as fast as it goes.")] = None,
-    quiet_s: Annotated[float, Option(min=0, help="End when the servers have sent nothing for so many seconds.")] = 1.0,
+    rate: Annotated[float | None, Option(min=0.001, help="Messages per second. Default: as fast as possible.")] = None,
+    quiet_s: Annotated[
+        float, Option(min=0, help="End when the servers have sent nothing for this long, in seconds.")
+    ] = 1.0,
     as_json: AsJson = False,
 ) -> int:
-    """Send simulated radio traffic to servers, as gateways with LoRa Basics Station would, and take the answers.
+    """Send simulated radio traffic to servers, as gateways with LoRa Basics Station would, and check the answers.
 
-    Exit code 1: a server sent something wrong, two servers acknowledged one uplink, or a connection was lost.
+    Exit code 1: a server sent something invalid, two servers acknowledged one uplink, or a connection was lost.
     """
     from onefold.testing.radio import DEVICES, read
     from onefold.testing.stations import Counts, Fleet, Ring, doubled
@@ -177,37 +186,39 @@ def play(
 
 
 def report(
-    path: Annotated[str, Argument(help="A file or folder: JSON lines (also packed), Parquet, a topic's folder.")],
+    path: Annotated[
+        str, Argument(help="A file or folder: JSON lines (also compressed), Parquet, or the folder of a topic.")
+    ],
     format: Format = "auto",
     shape: Annotated[
         Literal["auto", "onefold", "bridge", "lns", "chirpstack", "table"],
-        Option(help="How a reception is written down; auto: found out row by row."),
+        Option(help="The format of a row; auto: decided row by row."),
     ] = "auto",
     expiry_ms: Expiry = 60_000,
     fixed: Fixed = False,
     strict_adr: StrictAdr = False,
-    strategy: Annotated[Literal["drop", "mark", "none"], Option(help="What devices want with duplicates.")] = "none",
+    strategy: Annotated[Literal["drop", "mark", "none"], Option(help="The devices' strategy for duplicates.")] = "none",
     clock_off_ms: Annotated[
         int,
-        Option(min=0, help="Ignore a gateway's clock that is further ahead; or behind by so much, at least an hour."),
+        Option(min=0, help="Ignore a gateway's clock that is ahead by more than this, or behind by this and an hour."),
     ] = 30_000,
     devices: Annotated[
         Path | None,
-        Option(exists=True, dir_okay=False, help="The registry of our devices: only their losses and suspects count."),
+        Option(exists=True, dir_okay=False, help="The registry of our devices: count only their losses and suspects."),
     ] = None,
-    top: Annotated[int, Option(min=0, help="How many devices, gateways and suspects to show.")] = 20,
+    top: Annotated[int, Option(min=0, help="How many devices, gateways and suspects to list.")] = 20,
     master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
     json: AsJson = False,
 ) -> None:
     """Loss, overlap, delays, replays, other windows. Exit 1 if frames were lost, may be replayed or cannot be read.
 
-    A device that joins over the air needs its current dev_addr in --devices, where receptions name no DevEUI.
+    If receptions name no DevEUI, a device that joins over the air needs its current dev_addr in --devices.
     """
     from onefold.spark.receptions.report import report as reception_report
     from onefold.spark.session import session
 
     ours: set[str] | None = None
-    if devices is not None:  # what receptions may call the devices of the registry
+    if devices is not None:  # receptions name a device by its DevEUI or its DevAddr
         from onefold.lorawan.registry import read_registry
 
         entries = [entry.device for entry in read_registry(devices).by_eui.values()]

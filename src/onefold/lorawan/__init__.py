@@ -1,6 +1,6 @@
-"""LoRaWAN (after ADR 007 of the Azure starter kit): a frame counts once, though many stations and servers hear it.
+"""LoRaWAN after ADR 007 of the Azure starter kit: a frame counts once, however many stations and servers hear it.
 
-`onefold.lorawan.mic` is loaded when it is used: it needs the ``cryptography`` package, judging does not.
+`onefold.lorawan.mic` is loaded on first use: it needs the ``cryptography`` package, judging does not.
 """
 
 from typing import TYPE_CHECKING

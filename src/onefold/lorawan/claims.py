@@ -1,15 +1,16 @@
-"""Claims in batches: whatever came while the last batch was on its way makes the next one.
+"""Claims in batches: what arrives while one batch is in flight makes the next one.
 
-A coordinator may be far away and slow, so it is asked in a thread and for many devices at once. A frame gives its claim
-to the desk and awaits the `Reply`. So does a frame that needs a device's counters (a `Lookup`): look-ups go ahead of
-the claims of the same round. Along with these goes what is stored upstream by now, and need not be kept any longer.
+A coordinator may be far away and slow, so it is called in a thread and for many devices at once. A frame hands its
+claim to the desk and awaits the `Reply`; so does a frame that needs a device's counters (a `Lookup`). Each round makes
+the look-ups first, then the claims; with the claims go the numbers of messages that are stored upstream and need not
+be kept any longer.
 
-When the coordinator is down nobody knows who owns a frame. There are two answers to that, and neither is a guess:
+While the coordinator is down nobody can know who owns a frame. There are two ways to handle that, and neither guesses:
 
-    park     claims wait, and are tried again until it is back; when too many wait, the oldest become unsure
-    unsure   they become unsure at once, and for a moment nothing more is tried
+    park     claims wait and are retried until it is back; when too many wait, the oldest become unsure
+    unsure   claims become unsure at once, and the coordinator is left alone for a moment
 
-What an earlier run left in the store is sorted out first: before that no claim is made, or our own would be among it.
+What an earlier run left in the store is recovered before the first claim, or our own claims would be among it.
 """
 
 import asyncio
@@ -30,19 +31,20 @@ WhenDown: TypeAlias = Literal["park", "unsure"]
 RETRY_S: Final = (0.05, 1.0)
 """The first wait and the longest; in between it doubles."""
 DOWN_S: Final = 1.0
-"""How long nothing is tried after a failure, where nothing waits for it either."""
+"""How long the store is left alone after a failure with ``when_down="unsure"``."""
 FINISH_S: Final = 0.5
-"""What is finished waits so long for a claim to go along with."""
+"""How long finished messages wait for a claim to share a call with."""
 FINISHED_MAX: Final = 100_000
-"""While the store is down. Beyond, the oldest stay there, and are looked for in the log at the next start."""
+"""Finished messages queued while the store is down. Beyond, the oldest stay in the store until the next start, which
+finds them in the log."""
 log: Final = logging.getLogger("onefold.gateway")
 
 
 class Reply(Generic[T]):
-    """What a frame awaits. When it is resolved, those who wait go on at once, in the order in which they came.
+    """What a frame awaits. When it is resolved, the waiting frames continue at once, in the order of their arrival.
 
-    A future of asyncio would let them go on in a later turn of the event loop. A frame that arrived in between would
-    then be judged before an earlier one of its device, and the earlier one be refused as old.
+    An asyncio future would resume them in a later turn of the event loop. A frame that arrived in between would then be
+    judged before an earlier one of its device, and the earlier one be refused as old.
     """
 
     __slots__ = ("_frames", "_resolved", "_value")
@@ -55,7 +57,7 @@ class Reply(Generic[T]):
     def __await__(self) -> Generator["Reply[Any]", None, T]:
         if not self._resolved:
             yield self
-        return self._value  # type: ignore[return-value]  # resolved: a cast would cost a call for each frame
+        return self._value  # type: ignore[return-value]  # a cast would cost a call per frame
 
     def resolve(self, value: T) -> None:
         self._resolved, self._value = True, value
@@ -65,7 +67,7 @@ class Reply(Generic[T]):
 
     @staticmethod
     def advance(frame: "Coroutine[Reply[Any], None, None]") -> None:
-        """Run a frame's coroutine until it awaits a reply, or ends. It may await nothing else, and must not raise."""
+        """Run a frame's coroutine until it awaits a reply or ends. It may await nothing else, and must not raise."""
         try:
             reply = frame.send(None)
         except StopIteration:
@@ -74,9 +76,10 @@ class Reply(Generic[T]):
 
 
 class Lookup(Reply[Sequence[Counters | None] | None]):
-    """A question to a store about one device, or about all that share an address. None: it could not be asked.
+    """Asks a store for the counters of one device, or of all that share an address. The reply is None if the store is
+    down.
 
-    ``brief``: it is not the devices' own store, and nobody waits for it if it is down.
+    ``brief``: it is not the devices' own store, so nobody waits until it is back.
     """
 
     __slots__ = ("brief", "desk", "devices", "waiters")
@@ -87,11 +90,11 @@ class Lookup(Reply[Sequence[Counters | None] | None]):
 
 
 class ClaimDesk:
-    """One store, and all that one server wants of it. Lives on one event loop; one task asks the store in a thread.
+    """All calls of one server to one store. Lives on one event loop; one task calls the store in a thread.
 
-    ``number`` is the first one for a claim that leaves a body in the store; it has to rise from run to run.
-    ``sort_out`` is called once, in the thread, with what an earlier run won and may not have stored; what it returns is
-    called on the event loop, before the first claim is made.
+    ``number`` is that of the first claim with a body; it must rise from run to run. ``sort_out`` is called once, in the
+    thread, with what an earlier run won and may not have stored; the function that it returns is called on the event
+    loop before the first claim.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class ClaimDesk:
     ) -> None:  # fmt: skip
         self.name = name
         self.problem: str | None = None
-        """Why the store cannot be asked; None: it can."""
+        """Why the store does not answer; None if it does."""
         self._store = store
         self._server = server
         self._sort_out = sort_out
@@ -118,23 +121,23 @@ class ClaimDesk:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"onefold-{name}")
         self._worker: asyncio.Task[None] | None = None
         self._asking = 0  # frames that wait for a look-up
-        self._under_way = 0  # claims
+        self._in_flight = 0  # claims
         self._down_until = 0.0
-        self._enough = False
-        self._news = asyncio.Event()
+        self._closing = False
+        self._work_due = asyncio.Event()
         self._wake()
 
     def claim(self, claim: Claim) -> Reply[tuple[int, Claimed | None]]:
-        """Make this claim. The reply: the number under which the store keeps its body, and what became of the claim.
+        """Make this claim. The reply is the number under which the store keeps its body, and the result.
 
-        None: nobody knows; with a number it may have been made, without one it was not, or had no body."""
+        A result of None is unknown: with a number the claim may have been made; with 0 it was not, or has no body."""
         reply: Reply[tuple[int, Claimed | None]] = Reply()
         self._claims.append((claim, reply))
         self._wake()
         return reply
 
     def ask(self, lookup: Lookup) -> Lookup:
-        """Wait for this look-up, which is made once, however many wait for it."""
+        """Wait for this look-up, which is made once for all frames that wait for it."""
         if not lookup.waiters:
             self._lookups.append(lookup)
         lookup.waiters += 1
@@ -143,35 +146,35 @@ class ClaimDesk:
         return lookup
 
     def finish(self, number: int) -> None:
-        """What was won by this claim is stored upstream: let its body go, with the next claims or in a moment."""
+        """The message of this claim is stored upstream: delete its body, with the next claims or in a moment."""
         if not self._finished:
             self._loop.call_later(FINISH_S, self._finish_now)
         self._finished.append(Finished(self._server, number))
 
     @property
     def waiting(self) -> int:
-        """Claims without an answer, and frames that wait for a look-up."""
-        return len(self._claims) + self._asking + self._under_way
+        """Claims without a result, and frames that wait for a look-up."""
+        return len(self._claims) + self._asking + self._in_flight
 
     @property
     def parked(self) -> int:
-        """How many of them wait for a store that is down."""
+        """As ``waiting``, if they wait for a store that is down."""
         return self.waiting if self.problem is not None and self._park else 0
 
     def give_up(self) -> None:
-        """Wait for nothing more: what cannot be claimed now is unsure."""
+        """Stop waiting for the store: what cannot be claimed now is unsure."""
         self._park = False
-        self._enough = True
-        self._news.set()
+        self._closing = True
+        self._work_due.set()
 
     async def settle(self) -> None:
-        """Wait for nothing more, and until all are answered."""
+        """Give up, and wait until all are answered."""
         self.give_up()
         while self._worker is not None:
             await asyncio.wait([self._worker])
 
     async def close(self) -> None:
-        """Say what is finished, and let go of the store."""
+        """Settle, send what is finished, and close the store."""
         await self.settle()
         if self._finished and self.problem is None:
             await self._round()
@@ -180,18 +183,18 @@ class ClaimDesk:
 
     def _finish_now(self) -> None:
         self._finish_due = bool(self._finished)
-        if not self._enough:
+        if not self._closing:
             self._wake()
 
     def _wake(self) -> None:
-        self._news.set()
+        self._work_due.set()
         if self._worker is None:
             self._worker = self._loop.create_task(self._work())
 
     async def _work(self) -> None:
         wait = RETRY_S[0]
         try:
-            while self._claims or self._lookups or (not self._enough and (self._finish_due or not self._recovered)):
+            while self._claims or self._lookups or (not self._closing and (self._finish_due or not self._recovered)):
                 if not self._park and self._loop.time() < self._down_until:
                     self._answer_down()
                     await self._pause(self._down_until - self._loop.time())
@@ -206,17 +209,17 @@ class ClaimDesk:
             self._worker = None
 
     async def _round(self) -> bool:
-        """Ask the store for as much as fits; whether it answered.
+        """Call the store for as much as fits in a batch; False if it is down.
 
-        Frames that waited for a look-up make their claims in the same round: no sync comes between."""
-        return (self._recovered or await self._recover()) and await self._look_up() and await self._make()
+        Frames that waited for a look-up make their claims in the same round, without a sync in between."""
+        return (self._recovered or await self._recover()) and await self._look_up() and await self._make_claims()
 
     async def _recover(self) -> bool:
-        def left_behind() -> tuple[int, Callable[["ClaimDesk"], None]]:
+        def read_unfinished() -> tuple[int, Callable[["ClaimDesk"], None]]:
             unfinished = self._store.unfinished(self._server)
             return max((each.number for each in unfinished), default=0), self._sort_out(unfinished)
 
-        answer = await self._ask_store(left_behind)
+        answer = await self._ask_store(read_unfinished)
         if answer is None:
             return False
         last, restore = answer
@@ -231,7 +234,7 @@ class ClaimDesk:
     async def _look_up(self) -> bool:
         batch: list[Lookup] = []
         devices: list[str] = []
-        while self._lookups and len(devices) < self._batch_max:  # at least one, though it may be about more devices
+        while self._lookups and len(devices) < self._batch_max:  # at least one, of however many devices
             batch.append(self._lookups.popleft())
             devices += batch[-1].devices
         if not batch:
@@ -245,19 +248,19 @@ class ClaimDesk:
             self._answer(lookup, list(islice(rest, len(lookup.devices))))
         return True
 
-    async def _make(self) -> bool:
+    async def _make_claims(self) -> bool:
         batch = [self._claims.popleft() for _ in range(min(len(self._claims), self._batch_max))]
         finished = list(islice(self._finished, 2 * self._batch_max))
         if not batch and not finished:
             return True
         for at, (claim, reply) in enumerate(batch):
-            if claim.body and not claim.number:  # made again it keeps its number
+            if claim.body and not claim.number:  # a retry keeps its number
                 batch[at] = claim._replace(number=self._next_number), reply
                 self._next_number += 1
         claims = [claim for claim, _ in batch]
-        self._under_way = len(batch)
+        self._in_flight = len(batch)
         results = await self._ask_store(lambda: _all(self._store.claim(claims, finished), len(claims), "claims"))
-        self._under_way = 0
+        self._in_flight = 0
         if results is None:
             self._claims.extendleft(reversed(batch))
             return False
@@ -269,10 +272,10 @@ class ClaimDesk:
         return True
 
     async def _ask_store(self, question: Callable[[], T]) -> T | None:
-        """The answer, asked for in the thread; None: the store is down."""
+        """Run this in the thread; None if the store is down."""
         try:
             answer = await self._loop.run_in_executor(self._pool, question)
-        except Exception as error:  # of whatever kind: the store did not answer
+        except Exception as error:  # whatever it is, the store did not answer
             if self.problem is None:
                 log.error("the coordinator %s is down, frames %s: %s: %s", self.name,
                           "wait" if self._park else "are unsure", type(error).__name__, error)  # fmt: skip
@@ -285,19 +288,20 @@ class ClaimDesk:
         return answer
 
     async def _pause(self, seconds: float) -> None:
-        """Try nothing for so long; but what comes meanwhile may be too much."""
+        """Leave the store alone for so long, but keep to ``parked_max``."""
         until = self._loop.time() + seconds
-        while not self._enough and (rest := until - self._loop.time()) > 0:
+        while not self._closing and (rest := until - self._loop.time()) > 0:
             try:
                 async with asyncio.timeout(rest):
-                    await self._news.wait()
+                    await self._work_due.wait()
             except TimeoutError:
                 return
-            self._news.clear()
+            self._work_due.clear()
             self._answer_down()
 
     def _answer_down(self) -> None:
-        """Answer what is too much to wait that nobody knows, the oldest first; all of it, if nothing waits."""
+        """Resolve what does not wait for a store that is down: brief look-ups, and the oldest beyond ``parked_max``; or
+        everything, unless claims are parked."""
         for lookup in [lookup for lookup in self._lookups if lookup.brief]:
             self._lookups.remove(lookup)
             self._answer(lookup, None)

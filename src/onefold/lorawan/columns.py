@@ -1,38 +1,38 @@
 """Level 1 over columns: many frames at once, in a table or in the batches of a stream.
 
-The scalar `Stations` is the truth; this form gives the same answers faster. What is to be known of a frame is one
-*window*: the station that opened it, when it did, and when the frame was last heard, by anybody and by that station. A
-row is a miss, and opens a window, or it is a hit in the one that is open:
+The scalar `Stations` is the reference; this form gives the same answers faster. The state of a frame is one *window*:
+the station that opened it, when it did, and when the frame was last heard, by any station and by that one. A row is a
+miss, which opens a window, or a hit in the open one:
 
     sliding   a row opens a window if the row before it is ``expiry_ms`` or more away: one comparison each
-    fixed     a window ends ``expiry_ms`` after it opened, whatever comes in between. Where rows follow each other more
-              closely than that for longer than that, the openers are found by going from one to the next
+    fixed     a window ends ``expiry_ms`` after it opened. Where rows follow each other more closely than that for
+              longer than that, the openers are found by stepping from one to the next
 
-The opener's station resubmits, or echoes if it heard the frame a moment before; another one only heard it too.
+A hit by the opener's station is a resubmission, or an echo if the station heard the frame a moment before; a hit by
+another station is ``other_station``.
 
-What outlasts the expiry is one frame for each *chain*, the one that was counted last. The chain of a data frame is its
-device, that of a join request the request itself: a nonce is used once. ``strict_adr`` leaves this out.
+One frame per *chain* outlasts the expiry: the last one counted. The chain of a data frame is its device, that of a join
+request the request itself: a nonce is used once. ``strict_adr`` leaves this out.
 
     F9  F9' F9''         197 s apart: a device that still waits for its confirmation; FIRST, then REPEAT counted_before
-    F9  F10  F9'         F9' is FIRST by level 1 again: only its counter tells that it is old
+    F9  F10  F9'         F9' is FIRST on level 1 again: only its counter shows that it is old
     J7  J7'              REPEAT nonce_used
 
-A table is judged chain after chain, by time (`ColumnarStations`); a stream in batches, and a late row may belong before
-what was judged already. Both remember in a `FrameBank`. It keeps, of each frame, its last window, until nothing that
-may still come can meet it: until the newest time of the bucket has passed the window's last sighting by the expiry and
-``late_ms``:
+A table is judged chain after chain, by time (`ColumnarStations`); a stream in batches, where a late row may belong
+before rows that were judged already. Both keep their state in a `FrameBank`. It keeps the last window of each frame
+until the newest time of the bucket is the expiry plus ``late_ms`` after the window's last sighting:
 
     a row at or after its frame's last sighting     is judged as in a table
     a row before it, within the window              is a hit; so is one less than the expiry before its opener
     a row the expiry or more before the opener      UNSURE late: the windows before the last one are not kept
-    a row of an unknown frame                       opens a window; but less than the expiry after the newest sighting
-                                                    that was given up it is UNSURE late: it may be a hit in that one
+    a row of an unknown frame                       opens a window; but less than the expiry after the newest dropped
+                                                    sighting it is UNSURE late: it may be a hit in that window
 
-So what is less than ``late_ms`` behind the newest is never late for want of memory, and in time order the answers are
-those of a table. A row changes nothing if it is late. With ``frames_max`` frames remembered, or as many chains, rows of
+So a row less than ``late_ms`` behind the newest is never late because a window was dropped, and rows in time order get
+the answers of a table. A late row changes no state. With ``frames_max`` frames remembered, or as many chains, rows of
 further ones are UNSURE state_full. A snapshot:
 
-    head       "OFFB", format, newest time, newest that was given up, count, [count of chains,] checksum of the columns
+    head       "OFFB", format, newest time, newest dropped sighting, count, [count of chains,] checksum of the columns
     columns    key, key_check, station, since, last, own: eight bytes each
     [chains]   chain, chain_check, key, key_check, time: eight bytes each; not in format 1, of strict_adr
 
@@ -68,7 +68,7 @@ EXPIRY_MS: Final = 60_000
 EXPIRY_MS_MAX: Final = 366 * 86_400_000
 """A year: a counter of 16 bits rolls over sooner, and sums of so many of them still fit into 63 bits."""
 TIME_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999: what lies beyond is no time."""
+"""The end of the year 9999; later times are invalid."""
 NEVER: Final = -(1 << 62)
 """Before all times, and far enough from them that differences do not overflow."""
 
@@ -80,7 +80,7 @@ _COUNTED_BEFORE, _NONCE_USED = CODES["counted_before"], CODES["nonce_used"]
 
 
 def refused(reason: str) -> int:
-    """The negative station of a row that was refused already, for this reason: it is no part of any frame."""
+    """The negative station number that marks a row as refused for this reason; it belongs to no frame."""
     return -1 - CODES[reason]
 
 
@@ -88,9 +88,9 @@ def refused(reason: str) -> int:
 class Windows:
     expiry_ms: int = EXPIRY_MS
     sliding: bool = True
-    """Whether every sighting begins the wait anew."""
+    """Whether every sighting restarts the expiry."""
     echo_ms: int = 0
-    """A station that heard the frame less than this ago hears the same transmission twice; 0: never."""
+    """A station that hears a frame again within this hears one transmission twice; 0: never."""
 
     def __post_init__(self) -> None:
         for name, least in (("expiry_ms", 1), ("echo_ms", 0)):
@@ -103,7 +103,7 @@ class ReceptionRows(NamedTuple):
     """Columns of equal length, sorted by frame, then time, then a tie-breaker of the caller's choice."""
 
     begins: Bools
-    """Is it the first row of its frame?"""
+    """Whether it is the first row of its frame."""
     station: Int64s
     time: Int64s
     join: Bools
@@ -123,7 +123,7 @@ class KnownFrames(NamedTuple):
 
 
 def begins(*names: Int64s) -> Bools:
-    """Which rows are the first of their frame; its name may be several columns."""
+    """Which rows are the first of their frame; several columns may make up its name."""
     changes = np.logical_or.reduce([name[1:] != name[:-1] for name in names])
     return np.concatenate(([True], changes))[: len(names[0])]
 
@@ -135,7 +135,7 @@ def judge(rows: ReceptionRows, memory: KnownFrames, windows: Windows) -> tuple[C
     """
     if not len(rows.time):
         return np.empty(0, np.int8), memory
-    # What is known of the frames stands among the rows, as one made-up row each, or two where the window is fixed.
+    # The memory is inserted as one made-up row per frame, or two with fixed windows.
     older, each = np.flatnonzero(memory.last != NEVER), 1 if windows.sliding else 2
     all_rows, made_up = rows, older
     if len(older):
@@ -156,7 +156,7 @@ def judge(rows: ReceptionRows, memory: KnownFrames, windows: Windows) -> tuple[C
     ends = np.append(np.flatnonzero(all_rows.begins)[1:], len(own)) - 1
     opened = opener[ends]
     since = all_rows.time[opened]
-    if windows.sliding:  # there the made-up row is the last sighting, not the opener
+    if windows.sliding:  # here the made-up row is the last sighting, not the opener
         still = made_up == opened[older]
         since[older[still]] = memory.since[older[still]]
     after = KnownFrames(all_rows.station[opened], since, all_rows.time[ends], own[last_own[ends]])
@@ -164,14 +164,14 @@ def judge(rows: ReceptionRows, memory: KnownFrames, windows: Windows) -> tuple[C
 
 
 def classify(rows: ReceptionRows, own: Int64s, windows: Windows) -> tuple[Codes, Int64s, Int64s]:
-    """Of each row its code, which row opened its window, and which of that station's was the last one up to it.
+    """For each row: its code, the row that opened its window, and the last row up to it of the opener's station.
 
-    ``own``: of rows of a window's station, when it heard the frame last.
+    ``own``: for rows of the opener's station, when it heard the frame last.
     """
     pause = np.diff(rows.time, prepend=rows.time[:1])
     opens = rows.begins | (pause >= windows.expiry_ms)
     if not windows.sliding:
-        # One axis for all: pauses add up, and between stretches lies just one expiry. It rises with the rows.
+        # One rising axis for all rows: the sum of the pauses, with exactly one expiry between two stretches.
         axis = np.cumsum(np.where(opens, windows.expiry_ms, pause))
         starts = np.flatnonzero(opens)
         ends = np.append(starts[1:], len(opens))
@@ -179,7 +179,7 @@ def classify(rows: ReceptionRows, own: Int64s, windows: Windows) -> tuple[Codes,
         inside = np.flatnonzero(np.repeat(long, ends - starts))
         steps = np.searchsorted(axis[inside], axis[inside] + windows.expiry_ms).tolist()
         firsts, at = [], 0
-        while at < len(steps):  # over the end of a stretch, the first row beyond is the start of the next
+        while at < len(steps):  # beyond a stretch, the next row is the start of the next stretch
             firsts.append(at)
             at = steps[at]
         opens[inside[firsts]] = True
@@ -200,7 +200,7 @@ def classify(rows: ReceptionRows, own: Int64s, windows: Windows) -> tuple[Codes,
 STRICT_FORMAT: Final = 1
 FORMAT: Final = 2
 LATE_MS: Final = 3_600_000
-"""An hour: what a gateway kept while it had no backhaul comes as late as that was long."""
+"""An hour: frames that a gateway kept while it had no backhaul come that late."""
 
 _MAGIC: Final = b"OFFB"
 _HEADS: Final = {STRICT_FORMAT: struct.Struct("<4sHqqQI"), FORMAT: struct.Struct("<4sHqqQQI")}
@@ -218,7 +218,7 @@ class ReceptionArrays(NamedTuple):
     chain: Int64s
     chain_check: Int64s
     turn: Int64s
-    """The place of the row when all are sorted by chain, and in it by time."""
+    """The position of the row when all are sorted by chain, and within it by time."""
 
     def take(self, rows: Int64s) -> ReceptionArrays:
         return ReceptionArrays._make(column[rows] for column in self)
@@ -238,10 +238,10 @@ class FrameBank:
         self._late_ms = late_ms
         self._frames_max = frames_max
         self._frames = np.empty((6, 0), np.int64)  # the name in two halves, and `KnownFrames`
-        # Of each chain the frame that opened a window last, sorted as the frames: chain, check, key, check, time.
+        # For each chain the frame that opened a window last, sorted like the frames: chain, check, key, check, time.
         self._chains = None if strict_adr else np.empty((5, 0), np.int64)
         self._format = STRICT_FORMAT if strict_adr else FORMAT
-        self._newest = self._given_up = NEVER
+        self._newest = self._dropped = NEVER
 
     def __len__(self) -> int:
         return len(self._frames[0])
@@ -256,7 +256,7 @@ class FrameBank:
         there = np.flatnonzero(at >= 0)
         windows = np.full((4, len(at)), NEVER, np.int64)
         windows[:, there] = self._frames[2:, at[there]]
-        memory = KnownFrames(*windows)  # views: what changes there changes here
+        memory = KnownFrames(*windows)  # views of the rows of ``windows``
         codes = self._judge_late(receptions, frame, at < 0, memory)
         if self._frames_max is not None:
             no_room = self._no_room(receptions.take(np.flatnonzero(first)), at, frame[codes < 0], self._frames_max)
@@ -272,21 +272,21 @@ class FrameBank:
         slots = np.searchsorted(self._frames[0], names[0, new])
         self._frames = np.insert(self._frames, slots, np.vstack((names, windows))[:, new], axis=1)
         if self._chains is not None:
-            self._chains = _know_again(self._chains, codes, receptions)
+            self._chains = _mark_last_frames(self._chains, codes, receptions)
         self._newest = max(self._newest, int(receptions.time.max()))
-        # Drop the windows that nothing can meet any more but what is later than late_ms.
+        # Drop the windows that only rows later than late_ms could still hit.
         last = KnownFrames(*self._frames[2:]).last
         expired = self._newest - last >= self._windows.expiry_ms + self._late_ms
         if expired.any():
-            self._given_up = max(self._given_up, int(last[expired].max()))
+            self._dropped = max(self._dropped, int(last[expired].max()))
             self._frames = self._frames[:, ~expired]
         return codes
 
     def _judge_late(self, receptions: ReceptionArrays, frame: Int64s, new: Bools, memory: KnownFrames) -> Codes:
-        """The codes of the rows that come before what is known, -1 of all others; they may move an opener back."""
+        """The codes of rows before the last sighting of their frame, else -1; they may move an opener back."""
         time, expiry, echo = receptions.time, self._windows.expiry_ms, self._windows.echo_ms
         codes = np.full(len(time), -1, np.int8)
-        codes[new[frame] & (time < self._given_up + expiry)] = _LATE
+        codes[new[frame] & (time < self._dropped + expiry)] = _LATE
         behind = np.flatnonzero(time < memory.last[frame])
         if not len(behind):
             return codes
@@ -296,7 +296,7 @@ class FrameBank:
         codes[behind] = np.where(hit, np.int8(_OTHER_STATION), np.int8(_LATE))
         same = np.flatnonzero(hit & (receptions.station[behind] == station))
         time, frame, own = time[same], frame[same], own[same]
-        near = np.abs(time - own) < echo  # its own sighting: the window's beginning may be of another station by now
+        near = np.abs(time - own) < echo  # not ``since``, which may be of another station by now
         near[1:] |= (frame[1:] == frame[:-1]) & (np.diff(time) < echo)
         codes[behind[same]] = np.where(near, np.int8(_ECHOED), np.int8(_RESUBMITTED))
         np.maximum.at(memory.own, frame, time)
@@ -306,7 +306,7 @@ class FrameBank:
         return codes
 
     def _no_room(self, frames: ReceptionArrays, at: Int64s, wanted: Int64s, frames_max: int) -> Bools:
-        """Which of the wanted frames cannot be remembered, of those that stand nowhere (``at`` below 0)."""
+        """Which of the wanted frames are new (``at`` below 0) and have no room."""
         refused, wants = np.zeros((2, len(at)), np.bool_)
         wants[wanted] = True
         new = np.flatnonzero(wants & (at < 0))
@@ -316,22 +316,22 @@ class FrameBank:
             nth = np.cumsum(begins(frames.chain[by_chain], frames.chain_check[by_chain]))
             refused[by_chain[nth > frames_max - len(self._chains[0])]] = True
             new = new[~refused[new]]
-        by_name = new[np.lexsort((frames.key_check[new], frames.key[new]))]  # the same ones, however often it is tried
+        by_name = new[np.lexsort((frames.key_check[new], frames.key[new]))]  # a retry refuses the same frames
         refused[by_name[max(0, frames_max - len(self)) :]] = True
         return refused
 
     def snapshot(self) -> bytes:
-        """All that is remembered, as bytes; the settings are not in it."""
+        """The state as bytes, without the settings."""
         columns = self._frames.astype("<i8").tobytes()
         counts = [len(self)]
         if self._chains is not None:
             columns += self._chains.astype("<i8").tobytes()
             counts.append(len(self._chains[0]))
-        head = _MAGIC, self._format, self._newest, self._given_up, *counts, zlib.crc32(columns)
+        head = _MAGIC, self._format, self._newest, self._dropped, *counts, zlib.crc32(columns)
         return _HEADS[self._format].pack(*head) + columns
 
     def resume(self, data: bytes) -> FrameBank:
-        """Go on where another bank's snapshot was taken, with the settings of this one; else `BadInput`."""
+        """Take over another bank's snapshot, with the settings of this one; `BadInput` if that cannot be."""
         head, format_ = _HEADS[self._format], int.from_bytes(data[4:6], "little")
         if data[:4] == _MAGIC and format_ != self._format and format_ in _HEADS:
             strict = str(format_ == STRICT_FORMAT).lower()
@@ -342,7 +342,7 @@ class FrameBank:
             )
         if len(data) < head.size or data[:4] != _MAGIC or format_ != self._format:
             raise BadInput(f"not a bank of frames of format {self._format}: begins {data[:6].hex()}", offset=0)
-        _, _, newest, given_up, count, *chains, checksum = head.unpack_from(data)
+        _, _, newest, dropped, count, *chains, checksum = head.unpack_from(data)
         columns, frames_end = data[head.size :], 48 * count
         if len(columns) != frames_end + 40 * sum(chains) or zlib.crc32(columns) != checksum:
             raise BadInput(f"a damaged bank of frames: {len(columns)} bytes of {count} frames", offset=head.size)
@@ -350,15 +350,14 @@ class FrameBank:
         self._frames = numbers[: 6 * count].reshape(6, -1)
         if self._chains is not None:
             self._chains = numbers[6 * count :].reshape(5, -1)
-        self._newest, self._given_up = newest, given_up
+        self._newest, self._dropped = newest, dropped
         return self
 
 
-def _know_again(chains: Chains, codes: Codes, receptions: ReceptionArrays) -> Chains:
-    """Change the codes of openers whose frame was the last one of their chain; what is the last one of each now.
+def _mark_last_frames(chains: Chains, codes: Codes, receptions: ReceptionArrays) -> Chains:
+    """Change the codes of openers whose frame was already the last one of their chain; returns the new last ones.
 
-    What is remembered stands among the openers by its time: one that comes late is not compared with what came after
-    it.
+    Remembered frames are compared in the order of time: a late opener is not compared with later frames.
     """
     opens = np.flatnonzero((codes == _NEW_FRAME) | (codes == _NEW_JOIN))
     if not len(opens):
@@ -370,7 +369,7 @@ def _know_again(chains: Chains, codes: Codes, receptions: ReceptionArrays) -> Ch
     there = np.flatnonzero(at >= 0)
     chain = np.concatenate((there, np.cumsum(first) - 1))
     key, key_check, time = np.hstack((chains[2:, at[there]], np.stack((rows.key, rows.key_check, rows.time))))
-    order = np.lexsort((np.arange(len(chain)), time, chain))  # of one time, what was known before comes first
+    order = np.lexsort((np.arange(len(chain)), time, chain))  # of the same time, remembered frames come first
     again = np.zeros(len(chain), np.bool_)
     again[order] = ~begins(chain[order], key[order], key_check[order])
     known_again = opens[again[len(there) :]]
@@ -384,10 +383,10 @@ def _know_again(chains: Chains, codes: Codes, receptions: ReceptionArrays) -> Ch
 
 
 class ColumnarStations:
-    """Judges batches of rows; the rows of a chain must be contiguous over all batches, and in order.
+    """Judges batches of rows; the rows of a chain must be contiguous across batches, and in order.
 
-    The first chain of a batch may have begun before it, its last chain may go on after it: each has a bank of its own.
-    All chains between them share one.
+    The first chain of a batch may continue one of the last batch, and its last chain may continue in the next, so each
+    has its own bank. All chains between them share one.
 
     >>> columns = ColumnarStations(Windows())
     >>> device, frame, data, time = *np.zeros((3, 4), np.int64), np.array([0, 1_000, 2_000, 62_000])
@@ -402,10 +401,9 @@ class ColumnarStations:
     def judge(
         self, chain: Int64s, time: Int64s, join: Int64s, station: Int64s, frame: Int64s, frame_check: Int64s
     ) -> Codes:
-        """The code of each row's answer, which is its place in ``ANSWERS``; ``join`` is 1 for join requests.
+        """The code of each row's answer, its position in ``ANSWERS``; ``join`` is 1 for join requests.
 
-        A chain is a number from 0 up. A frame's name is two columns, both halves of a hash; its rows are all of one
-        chain.
+        A chain is a number from 0 up. Both halves of a hash name a frame; all its rows are of one chain.
         """
         codes = np.where(station < 0, -1 - station, 0).astype(np.int8)
         good = np.flatnonzero(station >= 0)
@@ -413,7 +411,7 @@ class ColumnarStations:
         edges = np.flatnonzero(np.diff(chain[good])) + 1
         for start, end in pairwise(sorted({0, *edges[:1].tolist(), *edges[-1:].tolist(), len(good)})):
             part = good[start:end]
-            by_frame = rows.take(part[np.argsort(frame[part], kind="stable")])  # in it, in the order of judgement
+            by_frame = rows.take(part[np.argsort(frame[part], kind="stable")])  # and within it by time
             if (begins(by_frame.key, by_frame.key_check) & ~begins(by_frame.key)).any():  # two names, one first half
                 by_frame = rows.take(part[np.lexsort((frame_check[part], frame[part]))])
             if int(chain[part[0]]) != self._chain:

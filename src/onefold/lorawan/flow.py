@@ -1,24 +1,25 @@
-"""The gateway's server: every reception gets one answer, and one server answers the device.
+"""The gateway service: every reception gets one answer, and one server answers the device.
 
     a link parses it -> the registry knows the address -> the MIC is right under one counter -> level 1 -> validation
-    -> the claim, with others, in a thread -> settled -> into the log, with others, in a thread -> the acknowledgement
+    -> the claim (in a batch, in a thread) -> settle -> the log (in a batch, in a thread) -> the acknowledgement
 
-`GatewayService._take` is that way, one coroutine for each reception, from its arrival to its answer. It awaits replies
-of three kinds: what a store knows of a device, what became of a claim (`ClaimDesk`), and that a record is durable
-(`Upstream`). Between two of them it runs without a break, and frames go on in the order in which they came.
+`GatewayService._take` is that path: one coroutine per reception, from arrival to answer. It awaits three kinds of
+`Reply`: what a store knows of a device, the result of a claim (both from `ClaimDesk`), and that a record is durable
+(`Upstream`). Between two awaits it runs without a break, and frames continue in the order of their arrival.
 
-**Whose frame is it?** Up to the MIC nothing changes, whatever is sent. A device that was not heard since the start is
-looked up first, so a restart forgets no counter; again, not too often, when a frame does not fit its counter: another
-server may have counted on, or heard that it began again. Its counters live in the shared store, or in this server's own
-where only this server may serve the device; at first sight both are asked, for it may have been otherwise before.
-Devices that share an address are looked up with one question, and a frame costs one pass over their codes; if it is
-nobody's, those that were not looked up for a while are, and there is one more pass. Codes that fail are counted by
-station and address, or whoever sends forged frames would keep a core busy (`MicBudget`).
+**Device and counter.** Nothing changes before the MIC is verified. A device is looked up when it is first heard after a
+start, so a restart forgets no counter; and again, not too often, when a frame does not fit its counter, because another
+server may have counted on, or seen the device restart. The counters are in the shared store, or in this server's local
+store if only this server may serve the device; the first look-up asks both, since that setting may have changed.
+Devices that share an address are looked up in one query, and a frame costs one pass over their MICs; if none fits, the
+devices whose last look-up is old are looked up again, followed by one more pass. Failed MICs are counted per station
+and address, or a sender of forged frames would keep a core busy (`MicBudget`).
 
-**The order is the guarantee.** An acknowledgement tells the device that its frame is safe, so it is sent when the frame
-is in the durable log and not before; also where this reception stores nothing itself, because an earlier one did.
+**Acknowledge after the log.** An acknowledgement tells the device that its frame is safe, so it is sent only when the
+frame is durable in the log; also when this reception stores nothing itself because an earlier one did.
 
-**After a start** what an earlier run heard is known again, and what it won and did not store is stored (`Recovery`).
+**After a start** the service knows again what the last run heard, and stores what it won but did not store
+(`Recovery`).
 """
 
 import asyncio
@@ -60,28 +61,29 @@ class GatewayLimits(HttpLimits):
     message_bytes_max: int = 16 << 10
     """Of a websocket message. A frame of 255 bytes makes 900 bytes of JSON; a version message may have more."""
     queued_max: int = 1_024
-    """Messages that wait to be sent to one station; beyond, it is one that does not read, and it is cut off."""
+    """Messages queued for one station; beyond, the station does not read, and its connection is cut."""
     write_s: float = 20
-    """For one message to leave; beyond, the same."""
+    """For sending one message; beyond, the connection is cut, too."""
     in_hand_max: int = 20_000
-    """Receptions that were taken and are not done; beyond, sockets are not read and datagrams are dropped."""
+    """Receptions in progress; beyond, sockets are not read and datagrams are dropped."""
     parked_max: int = 10_000
     """Claims that wait for a coordinator that is down; beyond, the oldest become unsure."""
     batch_max: int = 512
-    """Claims, or records, in one go: ten milliseconds of a busy server."""
+    """Claims, or records, in one batch: ten milliseconds of a busy server."""
     mic_failures_max: int = 100_000
-    """Wrong codes from one station for one address within ``mic_window_s``; beyond, its frames for that address are not
-    looked at. Some 0.2 s of a core. As fail2ban counts failures of one source in a window, but work, not tries: on
-    an address of one device these are tens of thousands of forged frames, on one of 1,000 devices about fifty."""
+    """Wrong MICs from one station for one address within ``mic_window_s``; beyond, its frames for that address are
+    refused unchecked. Some 0.2 s of a core. Like fail2ban, which counts failures of one source in a window, but this
+    counts MICs, not frames: tens of thousands of forged frames for an address of one device, about fifty for an
+    address of 1,000 devices."""
     mic_window_s: float = 60
-    """Begins with the first wrong code; so long at most is a true device not heard through a station that is abused."""
+    """From the first wrong MIC; a genuine device is unheard through an abused station for no longer than this."""
     lost_s: float = 30
-    """A downlink that no station said to have transmitted in this time counts as lost."""
+    """A downlink whose transmission no station confirmed in this time counts as lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewaySettings:
-    """The choices of one server; those that share a coordinator differ in their name."""
+    """The settings of one server. Servers that share a coordinator need different names."""
 
     name: str = "a"
     region: Region = EU868
@@ -95,7 +97,7 @@ class GatewaySettings:
     rx_delay_s: int = 1
     """The default of LoRaWAN; The Things Network uses 5."""
     keep_all: bool = False
-    """Store every reception, also what is dropped or rejected."""
+    """Store every reception, dropped and rejected ones too."""
     limits: GatewayLimits = field(default_factory=GatewayLimits)
 
     def __post_init__(self) -> None:
@@ -134,21 +136,23 @@ SECOND_WINDOW_MS: Final = 1_000
 
 
 class Downlinks:
-    """Sends acknowledgements, and counts what becomes of them.
+    """Sends acknowledgements, and counts their outcomes.
 
-    ``number`` is the first one's; it has to be unique in this server also over restarts, so it begins with the time.
+    ``number`` is that of the first one. Numbers must be unique across restarts of this server, so it is made of the
+    time of the start.
     """
 
     def __init__(self, settings: GatewaySettings, number: int) -> None:
         self.region, self.rx_delay_s = settings.region, settings.rx_delay_s
         self.outcomes = dict.fromkeys(("sent", "transmitted", "lost", "late", "gone"), 0)
-        """Lost: no station said that it was on the air. Not sent: the device listens no more, the station is gone."""
+        """Lost: no station confirmed the transmission. Late (the device no longer listens) and gone (the station is
+        not connected) were never sent."""
         self._lost_ms = round(1_000 * settings.limits.lost_s)
         self._next_number = number
         self._outstanding: OrderedDict[int, int] = OrderedDict()
 
     def acknowledge(self, reception: Reception, entry: RegistryEntry, fcnt_down: int, now_ms: int) -> bool:
-        """Confirm this uplink; whether a station has it in hand now."""
+        """Confirm this uplink; True if a station took the frame."""
         frame, radio, device = reception.frame, reception.radio, entry.device
         if not isinstance(frame, DataUp) or entry.nwk_skey is None:
             return False
@@ -178,19 +182,21 @@ class Downlinks:
             self.outcomes["transmitted"] += 1
 
     def expire(self, now_ms: int) -> None:
-        """Give up those of which nobody said anything for too long; so do those that a clock which was ahead dated."""
-        waiting, lost_ms = self._outstanding, self._lost_ms
-        while waiting and (len(waiting) > OUTSTANDING_MAX or abs(now_ms - next(iter(waiting.values()))) > lost_ms):
-            waiting.popitem(last=False)
+        """Give up downlinks that are unconfirmed for too long, or dated in the future by a clock that was ahead."""
+        outstanding, lost_ms = self._outstanding, self._lost_ms
+        while outstanding and (
+            len(outstanding) > OUTSTANDING_MAX or abs(now_ms - next(iter(outstanding.values()))) > lost_ms
+        ):
+            outstanding.popitem(last=False)
             self.outcomes["lost"] += 1
 
 
 PAIRS_MAX: Final = 10_000
-"""Stations and addresses between which codes failed of late; beyond, the oldest are forgotten. Some 200 bytes each."""
+"""Pairs of station and address with recent MIC failures; beyond, the oldest are forgotten. Some 200 bytes each."""
 
 
 class MicBudget:
-    """How many codes may fail between one station and one address.
+    """Bounds how many MICs may fail per station and address in a window.
 
     >>> budget = MicBudget(failures_max=3, window_ms=1_000)
     >>> budget.spend("s", 1, 4, 0)
@@ -200,7 +206,7 @@ class MicBudget:
 
     def __init__(self, *, failures_max: int, window_ms: int, pairs_max: int = PAIRS_MAX) -> None:
         self._failures_max, self._window_ms, self._pairs_max = failures_max, window_ms, pairs_max
-        self._windows: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()  # since when, how many
+        self._windows: OrderedDict[tuple[str, int], tuple[int, int]] = OrderedDict()  # start, failures
 
     def spend(self, station: str, dev_addr: int, codes: int, now_ms: int) -> None:
         pair = station, dev_addr
@@ -222,7 +228,7 @@ _encode: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def record(server: str, reception: Reception, dev_eui: int | None, judged: Judged) -> bytes:
-    """One reception and what became of it; ``dev_eui`` None: it is nobody's that we know."""
+    """One reception and its answer, as JSON; ``dev_eui`` is None if no known device sent it."""
     frame, radio = reception.frame, reception.radio
     row: dict[str, Any] = {"v": FORMAT, "kind": "data", "key": frame.key.hex()}
     if isinstance(frame, DataUp):
@@ -247,7 +253,7 @@ def record(server: str, reception: Reception, dev_eui: int | None, judged: Judge
         "rssi": radio.rssi, "snr": radio.snr, "frequency": radio.frequency_hz, "dr": radio.data_rate,
     }  # fmt: skip
     row["verdict"], row["reason"] = judged.answer
-    row["status"] = None if dev_eui is None else judged.status  # refused before it had one
+    row["status"] = None if dev_eui is None else judged.status  # None: refused before level 1
     if judged.route.marked:
         row["dup_msg"] = True
     return _encode(row).encode()
@@ -255,14 +261,14 @@ def record(server: str, reception: Reception, dev_eui: int | None, judged: Judge
 
 UPLINKS: Final = "uplinks"
 RECEPTIONS: Final = "receptions"
-"""The topic of everything, where that is kept."""
+"""The topic of all receptions, with ``keep_all``."""
 MESSAGE_KIND: Final = 0
-"""The kind of those records of a topic that hold a message."""
+"""The kind of a topic's records that hold a message."""
 RETRY_S: Final = (0.05, 2.0)
 """The first wait and the longest; in between it doubles."""
 LINGER_S: Final = 0.01
-"""A record waits so long for others to share its sync. Devices listen a second later, and the disk is the claims' too:
-with fewer syncs of the log, decisions are quicker."""
+"""How long a record waits for others to share its sync. Devices listen a second later, and the claims use the same
+disk: with fewer syncs of the log, claims are decided sooner."""
 TAIL_STEP: Final = 10_000
 
 
@@ -284,10 +290,10 @@ class MessageLog(Protocol):
 
 
 class DurableTopic(Protocol):
-    """What is behind the server: a topic of `onefold.producers`, whose sequence ids make a repeated write harmless.
+    """A topic of `onefold.producers`, whose sequence ids make a repeated write harmless.
 
-    ``publish`` stores all that is new, and has a receipt (``verdict``, ``reason``) for each; ``tend`` sees to what is
-    due by the clock alone: snapshots, retention. It blocks.
+    ``publish`` stores what is new and returns a receipt (``verdict``, ``reason``) for each message; ``tend`` does what
+    the clock alone makes due: snapshots, retention. It blocks.
     """
 
     @property
@@ -298,37 +304,37 @@ class DurableTopic(Protocol):
 
 
 class Upstream:
-    """One topic, written by one server: records into the durable log, many with one sync. Lives on one event loop.
+    """Writes one server's records to one topic, many per sync. Lives on one event loop.
 
-    The server is the producer; its records are numbered without gaps from where the log ends. A write that fails is
-    tried again with the same numbers until it works, so nothing is stored twice and nothing is left out; meanwhile what
-    is in hand grows, and the server stops reading.
+    The server is the producer; its records are numbered from the end of the log on. A failed write is retried with the
+    same numbers until it succeeds, so nothing is stored twice or left out; meanwhile receptions pile up, and the server
+    stops reading.
     """
 
     def __init__(
         self, topic: DurableTopic, producer: str, *, batch_max: int = 512, queued_max: int | None = None
     ) -> None:
         self.problem: str | None = None
-        """Why nothing can be stored; None: it can."""
+        """Why nothing can be stored; None if it can."""
         self.unstored = 0
-        """Records that were given up at the end."""
+        """Records given up at shutdown."""
         self.refused = 0
-        """Records that were not taken because too many were queued."""
+        """Records refused because too many were queued."""
         self.topic = topic
         self._producer = producer
         self._batch_max = batch_max
         self._queued_max = queued_max
-        self._began = topic.log.end
+        self._start = topic.log.end  # of this run
         self._next = topic.last_sequence_id(producer) + 1
         self._queue: deque[tuple[bytes | None, Reply[bool]]] = deque()
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="onefold-upstream")
         self._worker: asyncio.Task[None] | None = None
-        self._enough = asyncio.Event()
+        self._closing = asyncio.Event()
 
     def put(self, record: bytes | None) -> Reply[bool]:
-        """Store a record (None: only wait for all before it); the reply is True when it is durable, False if it had to
-        be given up at the end, or was not taken because ``queued_max`` wait."""
+        """Store a record (None: only wait for all before it). The reply is True when it is durable, False if it was
+        given up at shutdown, or refused because ``queued_max`` are queued."""
         reply: Reply[bool] = Reply()
         if self._queued_max is not None and len(self._queue) >= self._queued_max:
             self.refused += 1
@@ -340,30 +346,31 @@ class Upstream:
         return reply
 
     async def close(self, seconds: float) -> None:
-        """Store what is queued, for so long at most."""
+        """Store what is queued, and give up after so long."""
         if self._worker is not None:
             await asyncio.wait([self._worker], timeout=seconds)
-        self._enough.set()
+        self._closing.set()
         while self._worker is not None:
             await asyncio.wait([self._worker])
         self._pool.shutdown(wait=False)
 
     def tail(self, since_ms: int, least: int = 0) -> Iterator[StoredMessage]:
-        """What earlier runs have stored since, and some before, oldest first; ``least`` of the records. Blocks."""
-        records, start = self.topic.log, self._began
-        if records.start >= start:  # retention has removed all of it
+        """The messages of earlier runs from this time on (and some older ones), oldest first; not fewer than the last
+        ``least`` records. Blocks."""
+        records, start = self.topic.log, self._start
+        if records.start >= start:  # retention has removed all of them
             return
         while start > records.start:
             start = max(records.start, start - TAIL_STEP)
             first = next(iter(records.read(start, start + 1)))
-            if first.time_ms < since_ms and self._began - start >= least:
+            if first.time_ms < since_ms and self._start - start >= least:
                 break
-        yield from (record for record in records.read(start, self._began) if record.kind == MESSAGE_KIND)
+        yield from (record for record in records.read(start, self._start) if record.kind == MESSAGE_KIND)
 
     async def _work(self) -> None:
         try:
             while self._queue:
-                if len(self._queue) < self._batch_max and not self._enough.is_set():
+                if len(self._queue) < self._batch_max and not self._closing.is_set():
                     await asyncio.sleep(LINGER_S)
                 batch = [self._queue.popleft() for _ in range(min(len(self._queue), self._batch_max))]
                 records = [record for record, _ in batch if record is not None]
@@ -377,16 +384,17 @@ class Upstream:
             self._worker = None
 
     async def _store(self, records: list[bytes]) -> bool:
-        messages = list(zip(range(self._next, self._next + len(records)), records, strict=True))
+        messages = list(enumerate(records, self._next))
+        self._next += len(records)  # also if they are given up: the log may have them under these numbers
         wait = RETRY_S[0]
         while True:
             try:
                 await self._loop.run_in_executor(self._pool, self._publish, messages)
-            except Exception as error:  # of whatever kind: it is not stored, and must be
+            except Exception as error:  # whatever it is, the records must be stored
                 if self.problem is None:
                     log.error("nothing can be stored: %s: %s", type(error).__name__, error)
                 self.problem = str(error) or type(error).__name__
-                if self._enough.is_set():
+                if self._closing.is_set():
                     return False
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, RETRY_S[1])
@@ -394,26 +402,25 @@ class Upstream:
             if self.problem is not None:
                 log.error("records are stored again")
                 self.problem = None
-            self._next += len(records)
             return True
 
     def _publish(self, messages: list[tuple[int, bytes]]) -> None:
         for receipt in self.topic.publish(self._producer, messages):
-            # A repeat is what an earlier try of the same batch stored.
+            # A repeat was stored by an earlier try of the same batch.
             if receipt.verdict not in (Verdict.FIRST, Verdict.REPEAT):
                 raise StoreFailed(f"a record was answered {receipt.verdict} {receipt.reason}")
 
 
 MARGIN_MS: Final = 600_000
-"""A clock that was set may be off by so much."""
+"""How far off a clock that is set at all may be."""
 LEAST: Final = 2 * FINISHED_MAX
-"""Records that are looked at in any case: what was not finished yet, with as much again that had no claim."""
+"""Records that are read in any case: all that may be unfinished, and as many again that had no claim."""
 KEY: Final = b'"key":"'
 KEY_DIGITS: Final = 64
 
 
 class RecordName(NamedTuple):
-    """Which reception a record is about; what became of it may differ between two records of it."""
+    """Names the reception that a record is about. Two records of one reception may differ in its answer."""
 
     key: str
     station: str
@@ -421,7 +428,7 @@ class RecordName(NamedTuple):
 
     @classmethod
     def of(cls, record: bytes) -> "RecordName | None":
-        """None: it is nothing that this version has written."""
+        """None if this version did not write the record."""
         try:
             row = json.loads(record)
             if row["v"] != FORMAT:
@@ -435,13 +442,13 @@ class RecordName(NamedTuple):
 
 @dataclass(slots=True)
 class Recovery:
-    """The bridge between two runs of one server. ``ticks`` is the clock of level 1, which nobody sets.
+    """What one run of a server leaves to the next. ``ticks`` is the monotonic clock of level 1.
 
-    What level 1 remembered is in the log: whatever was stored within the expiry was heard. And a run that died between
-    winning a frame and storing it left the record with the store of the claim (`Unfinished`). Some of these are in the
-    log, if it died before it could say so: they are found by what was heard, where and when, whatever the clock said;
-    the log is read from well before, and never less than a server can have left behind. What cannot be read, of another
-    version or damaged, is passed over in the log, and stays in the store.
+    Level 1 is restored from the log: whatever was stored within the expiry was heard. A run that died between winning a
+    frame and storing it left the record in the store of the claim (`Unfinished`). Some of these are in the log all the
+    same, if the run died before it could finish them; they are found by frame, station and time of receipt. The log is
+    read from well before the oldest of them, and never fewer records than a server can leave unfinished. A record that
+    cannot be read (of another version, or damaged) is skipped in the log, and left in the store.
     """
 
     _sightings: Sightings
@@ -449,30 +456,31 @@ class Recovery:
     _clock: Clock
     _ticks: Clock
     recovered: int = 0
-    """Records that were won and had not been stored."""
+    """Records that were won and not stored."""
     unreadable: int = 0
-    """Those that cannot be read, and are still where they were."""
+    """Records that cannot be read, and stay in the store."""
 
     def remember(self, since_ms: int) -> None:
-        """A frame that was stored since then and comes again is no new one. Blocks."""
+        """Restore level 1 from what was stored since then. Blocks."""
         for stored in self._uplinks.tail(since_ms):
             name = RecordName.of(stored.payload)
             if name is not None and stored.time_ms >= since_ms:
                 self._see(name)
 
     def sort_out(self, unfinished: Sequence[Unfinished]) -> Callable[[ClaimDesk], None]:
-        """Which of these are stored, and which are not? Blocks; what it returns stores them, on the event loop."""
+        """Find which of these are not in the log. Blocks; the function that it returns stores them, and must be called
+        on the event loop."""
         readable = [(each, name) for each in unfinished if (name := RecordName.of(each.body.encode())) is not None]
-        stored: dict[RecordName, list[bytes]] = {name: [] for _, name in readable}  # what the log has of each
+        stored: dict[RecordName, list[bytes]] = {name: [] for _, name in readable}  # the records in the log
         if stored:
             keys = {name.key.encode() for name in stored}
             for record in self._uplinks.tail(min(name.received_ms for name in stored) - MARGIN_MS, LEAST):
                 at = record.payload.find(KEY) + len(KEY)
-                # All others need not be parsed.
+                # Only these are parsed.
                 if record.payload[at : at + KEY_DIGITS] in keys and (of := RecordName.of(record.payload)) in stored:
                     stored[of].append(record.payload)
         missing: list[tuple[Unfinished, RecordName]] = []
-        for each, name in readable:  # a station may hear one frame twice in a millisecond: which of them is stored?
+        for each, name in readable:  # a station may hear one frame twice in a millisecond: compare the bodies first
             body = each.body.encode()
             if body in stored[name]:
                 stored[name].remove(body)
@@ -482,7 +490,7 @@ class Recovery:
         unreadable = {each.number for each in unfinished} - {each.number for each, _ in readable}
 
         async def store(won: Unfinished, desk: ClaimDesk) -> None:
-            if await self._uplinks.put(won.body.encode()):  # it is in the books of the run that won it
+            if await self._uplinks.put(won.body.encode()):  # not counted here, but in the tally of the run that won it
                 desk.finish(won.number)
 
         def restore(desk: ClaimDesk) -> None:
@@ -501,27 +509,28 @@ class Recovery:
         return restore
 
     def _see(self, name: RecordName) -> None:
-        """By our clock it was so long ago; not in the future, whatever that clock said then."""
+        """Date the sighting on the clock of level 1; never in the future, even if the clock was ahead then."""
         ago_ms = max(0, self._clock() - name.received_ms)
         self._sightings.see(bytes.fromhex(name.key), name.station, self._ticks() - ago_ms)
 
 
 ASK_S: Final = 10.0
-"""A device whose frames do not fit its counter is looked up again, this often at most."""
+"""Between two look-ups of a device whose frames do not fit its counter."""
 NUMBER_BITS: Final = 10
-"""Claims and downlinks are numbered from the time of the start on: to run into the next takes a million a second."""
+"""Claims and downlinks are numbered from the start time in 1/1024 ms: only a million a second would reach the numbers
+of the next run."""
 
 
 def ticks_ms() -> int:
-    """A clock that nobody sets, in milliseconds: what level 1 goes by, or one wrong hour would stop its expiry."""
+    """The monotonic clock of level 1: with the wall clock, a wrong hour would stop the expiry."""
     return monotonic_ns() // 1_000_000
 
 
 class GatewayService:
     """Takes receptions of any protocol. Lives on one event loop.
 
-    ``topic`` opens one by its name. ``shared`` keeps the counters of devices that any server may serve, ``local`` those
-    that only this one may.
+    ``topic`` opens a topic by its name. ``shared`` keeps the counters of devices that any server may serve, ``local``
+    those of devices that only this server may serve.
     """
 
     def __init__(
@@ -533,9 +542,9 @@ class GatewayService:
         self.region = settings.region
         self.sessions = Sessions(registry)
         self.tally = Tally()
-        self.arrive = self.tally.arrive  # to be heard or refused: the one side of the books, `_book` keeps the other
+        self.arrive = self.tally.arrive  # called by the links; `_book` counts the answers
         self.statuses: Counter[tuple[Answer, str]] = Counter()
-        """As the tally, by status too; empty: it was refused before it had one."""
+        """The tally by answer and status; the status is empty where level 1 was not reached."""
         self.latency = Latency()
         self.downlinks = Downlinks(settings, clock() << NUMBER_BITS)
         self.transmitted = self.downlinks.transmitted
@@ -543,11 +552,11 @@ class GatewayService:
         self.failed = 0
         self.closing = False
         self._undecided = 0
-        self._waiting = 0  # receptions that came and for which there was no room
+        self._waiting = 0  # receptions that wait for room
         self._clock = clock
         self._ticks = ticks
         self._changed = asyncio.Event()
-        self._copies: dict[str, Reply[None]] = {}  # of frames whose claim is under way: resolved when it is upstream
+        self._copies: dict[str, Reply[None]] = {}  # by frame with a pending claim; resolved when that is upstream
         self._uplinks = Upstream(topic(UPLINKS), settings.name, batch_max=limits.batch_max)
         self._upstreams, self._everything = [self._uplinks], None
         if settings.keep_all:
@@ -572,7 +581,7 @@ class GatewayService:
         )  # fmt: skip
 
     def hear(self, reception: Reception) -> None:
-        """Take a reception, at once; `Busy`: too much is in hand, and it was not taken."""
+        """Take a reception; `Busy` if there is no room, and it was not taken."""
         if self.in_hand >= self.settings.limits.in_hand_max:
             raise Busy(f"{self.in_hand:,} receptions are in hand, the limit", in_hand=self.in_hand)
         if self.closing:
@@ -582,7 +591,7 @@ class GatewayService:
         Reply.advance(self._take(reception))
 
     def refuse(self, station: str, answer: Answer, problem: str) -> None:
-        """Something came from this station that is no reception: it is counted, with what was wrong."""
+        """Count something from this station that is no valid reception, with what was wrong."""
         self._book(answer, "")
         if self._everything is not None:
             row: dict[str, Any] = {"v": FORMAT, "kind": None, "server": self.settings.name, "station": station}
@@ -590,7 +599,7 @@ class GatewayService:
             self._everything.put(_encode(row).encode())
 
     async def room(self) -> None:
-        """Wait until a reception can be taken; for ever, if the server is about to end."""
+        """Wait until a reception can be taken; for ever if the server is shutting down."""
         self._waiting += 1
         try:
             while self.closing or self.in_hand >= self.settings.limits.in_hand_max:
@@ -599,7 +608,7 @@ class GatewayService:
             self._waiting -= 1
 
     async def _take(self, reception: Reception) -> None:
-        """One reception from its arrival to its answer. Whatever goes wrong with it, the others go on."""
+        """One reception from its arrival to its answer. An error ends this reception only."""
         began, now_ms, frame = perf_counter(), self._ticks(), reception.frame
         decided = stored = False
         record, claimed, number, desk, claiming = b"", None, 0, self._local, ""
@@ -610,22 +619,23 @@ class GatewayService:
                 session, judged = await self._judge_data(frame, reception.station, now_ms)
 
             if session is not None and (claim := judged.claim) is not None:
-                if judged.route.up:  # the store keeps it until it is upstream, whatever becomes of us
+                if judged.route.up:  # the store keeps it until it is upstream, also if this process dies
                     record = self._record(reception, session, judged)
                     claim = claim._replace(body=record.decode())
                 if (claiming := claim.frame) and claiming not in self._copies:  # a join request has none
                     self._copies[claiming] = Reply()
-                desk = self._home(session)  # the device may belong elsewhere when it has to be finished
+                desk = self._home(session)  # a reload of the registry may change it before the claim is finished
                 session.claims += 1
                 number, claimed = await desk.claim(claim)
                 session.claims -= 1
-                judged = self._rules.settle(judged, session.entry.device.strategy, claimed)
+                settled = self._rules.settle(judged, session.entry.device.strategy, claimed)
+                if settled.answer is not judged.answer:
+                    record = b""  # it has the answer of before the claim
+                judged = settled
                 if claimed is not None and claimed.won:
                     session.fcnt_down = max(session.fcnt_down, claimed.fcnt_down)
-                else:
-                    record = b""  # it says what would have been
             elif judged.route.up and (first := self._copies.get(frame.key.hex())) is not None:
-                await first  # nobody upstream is to hear of a copy before the frame itself
+                await first  # upstream must not see a copy before the frame itself
 
             decided = True
             self._undecided -= 1
@@ -641,10 +651,10 @@ class GatewayService:
             stored = durable is None or await durable
             if stored and down and session is not None and claimed is not None and claimed.fcnt_down:
                 self.downlinks.acknowledge(reception, session.entry, claimed.fcnt_down, self._clock())
-        except Exception as error:  # nobody has thought of it: this reception ends here, and is in the books
+        except Exception as error:  # unexpected: this reception ends here, and stays in the tally
             self.failed += 1
             log.error("a reception of station %s: unexpected: %s: %s", reception.station, type(error).__name__, error)
-            if not decided:  # it goes nowhere; what it won, the next start will find
+            if not decided:  # it goes nowhere; if its claim was won, the next start stores it
                 self._undecided -= 1
                 self._book(rules.COORDINATOR_DOWN, "")
             self._release_copies(claiming)
@@ -654,8 +664,8 @@ class GatewayService:
         self._changed.set()
 
     async def _judge_data(self, frame: DataUp, station: str, now_ms: int) -> tuple[DeviceSession | None, Judged]:
-        """Whose frame is it, under which counter, and does it count? None: it is nobody's that we know."""
-        retried: set[ClaimDesk] = set()  # asked again, once, because the code is wrong by all that was known
+        """Find the device and the 32-bit counter of a frame, and judge it; the session is None if no device fits."""
+        retried: set[ClaimDesk] = set()  # asked once more because no MIC fitted
         down = False  # the devices' store could not be asked
         while True:
             sessions = self.sessions.at(frame.dev_addr)
@@ -667,7 +677,7 @@ class GatewayService:
                 if unknown:
                     down = await self._look_up(unknown)
                     continue
-                if sessions and not ours:  # their counters are none of our business, so their codes cannot be checked
+                if sessions and not ours:  # without their counters the MIC cannot be checked
                     return None, _refusal(rules.OTHER_GATEWAY, frame)
             if not sessions:
                 return None, _refusal(rules.UNKNOWN_DEVICE, frame)
@@ -682,7 +692,7 @@ class GatewayService:
                 if not due:
                     return None, _refusal(rules.BAD_MIC, frame)
                 retried.add(self._home(due[0]))
-                down = await self._look_up(due)  # their counters may have gone on without this server
+                down = await self._look_up(due)  # another server may have counted on
                 continue
             session = sessions[owner]
             device = session.entry.device
@@ -691,10 +701,10 @@ class GatewayService:
                 if down:
                     return session, self._rules.settle(judged, device.strategy, None)
                 if judged.claim.restarted_after is not None:
-                    session.fcnt_down = 0  # the device counts anew what it hears, too
+                    session.fcnt_down = 0  # the device restarts its down counter, too
                 claim = judged.claim._replace(device=session.entry.session, fcnt_down=session.fcnt_down)
                 return session, judged._replace(claim=claim)
-            # Another server may have counted on; or heard that it began again.
+            # Another server may have counted on, or seen the device restart.
             behind = judged.answer is rules.COUNTER_GAP or (judged.answer is rules.OLD_COUNTER and device.relaxed)
             if behind and down:
                 return session, _refusal(rules.COORDINATOR_DOWN, frame)
@@ -713,9 +723,9 @@ class GatewayService:
         return self.sessions.of(entry), self._rules.join(request, station, now_ms)
 
     async def _look_up(self, sessions: Sequence[DeviceSession], fcnt: int | None = None) -> bool:
-        """Wait until those of these devices are looked up that are one question; True: their own store was down.
+        """Look up these devices, or those of them that one query can get; True if their own store is down.
 
-        ``fcnt``: a frame of the one device has this counter, too low for what this server heard of it."""
+        ``fcnt``: a frame of the one device has this counter, which is below the last one that this server heard."""
         session = next((each for each in sessions if each.lookup is not None), None)
         if session is not None and session.lookup is not None:
             lookup = session.lookup
@@ -727,14 +737,14 @@ class GatewayService:
         for each in same:
             each.lookup = lookup
         counters = await desk.ask(lookup)
-        for each in same:  # who waits first goes on first: so the others find it done
+        for each in same:  # the first waiter continues first, and does this for the others
             each.lookup = None
         for each, stored in zip(same, counters or [None] * len(same), strict=True):
             home = desk is self._home(each)
             each.asked.add(desk.name)
             if home:
                 each.asked_at = monotonic()
-                if stored is not None and fcnt is not None and self._began_elsewhere(each, fcnt, stored):
+                if stored is not None and fcnt is not None and self._restarted_elsewhere(each, fcnt, stored):
                     each.heard, each.fcnt_down = rules.Heard(), stored.fcnt_down
             if counters is not None:
                 each.learn(stored, self.settings.name, home=home)
@@ -742,7 +752,7 @@ class GatewayService:
         return counters is None and desk is self._home(same[0])
 
     def _next_desk(self, session: DeviceSession) -> tuple[ClaimDesk, bool]:
-        """Who is to be asked for it, and whether that is not its own store, which comes last."""
+        """The desk to ask next, and whether it is another than the device's own, which is asked last."""
         home = self._home(session)
         if not session.loaded:
             for desk in self._desks:
@@ -750,8 +760,8 @@ class GatewayService:
                     return desk, True
         return home, False
 
-    def _began_elsewhere(self, session: DeviceSession, fcnt: int, counters: Counters) -> bool:
-        """Has another server heard that it began again? Then a frame that was too low for us goes on from there."""
+    def _restarted_elsewhere(self, session: DeviceSession, fcnt: int, counters: Counters) -> bool:
+        """Did another server see the device restart, so that a frame with this counter is not too low?"""
         last, server = session.heard.fcnt_up, self.settings.name
         if last is None or not session.entry.device.relaxed or session.claims or counters.server == server:
             return False
@@ -768,7 +778,7 @@ class GatewayService:
         self.statuses[answer, status] += 1
 
     def _release_copies(self, frame: str) -> None:
-        """Let those go on that wait for this frame's claim, whatever became of it."""
+        """Let the copies of this frame continue, whatever the result of its claim."""
         if (copies := self._copies.pop(frame, None)) is not None:
             copies.resolve(None)
 
@@ -794,7 +804,7 @@ class GatewayService:
 
     @property
     def unaccounted(self) -> int:
-        """Receptions that came in and have no verdict though nothing is under way; below 0: they have one too many."""
+        """Arrivals minus verdicts when nothing is in progress: not 0 is an error of this server."""
         return self.tally.pending if not (self.in_hand or self._waiting) else 0
 
     def problems(self) -> dict[str, str]:
@@ -812,7 +822,7 @@ class GatewayService:
             await self._change()
 
     async def drain(self, seconds: float) -> None:
-        """Decide and store what is in hand and send its acknowledgements; what cannot be decided in time is unsure."""
+        """Decide and store the receptions in progress and acknowledge them; what is undecided by then is unsure."""
         self.closing = True
         try:
             async with asyncio.timeout(seconds):
@@ -822,7 +832,7 @@ class GatewayService:
                 desk.give_up()
 
     async def close(self) -> None:
-        """Finish, and let go of the stores; the topics are their owner's."""
+        """Finish, and close the stores; the topics belong to the caller."""
         self.closing = True
         for desk in self._desks:
             await desk.settle()
@@ -837,7 +847,7 @@ class GatewayService:
 
 
 def _refusal(answer: Answer, frame: DataUp | JoinRequest) -> Judged:
-    """It is nobody's that we know, or cannot be known to be: nothing of it goes anywhere."""
+    """The judgement of a frame whose device is unknown or cannot be checked: it goes nowhere."""
     return Judged(answer, rules.NOT_DUPLICATE, rules.NOWHERE, frame.fcnt if isinstance(frame, DataUp) else 0, None)
 
 

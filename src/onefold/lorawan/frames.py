@@ -6,19 +6,18 @@
     join     MHDR 1 | JoinEUI 8 | DevEUI 8 | DevNonce 2 | MIC 4
 
 All numbers are little-endian, and unsigned here whatever a station's JSON says. The upper three bits of MHDR are the
-type, the lower two must be 0; the lower four of FCtrl are the length of FOpts. FRMPayload stays encrypted: nobody needs
-to read it to judge it. Foreign bytes give a frame or `BadInput`, which names the offset and the value.
+type, the lower two must be 0; the lower four of FCtrl are the length of FOpts. FRMPayload stays encrypted: judging does
+not need it. Foreign bytes give a frame or `BadInput`, which names the offset and the value.
 
-What makes two receptions the same frame are the two keys of level 1. A data frame is known by its address, MIC, bytes
-and counter; the MIC covers the rest, so a device that sends the same measurement again has another key. A join request
-is known by who wants to join where, and its nonce. Both are SHA-256 over fixed little-endian layouts, as deployed, so
-that keys of other systems compare. Cost: about a microsecond.
+Two receptions are the same frame if they have the same level-1 key. The key of a data frame is made of its address,
+MIC, bytes and counter; the MIC covers the rest, so a device that sends the same measurement again has another key. The
+key of a join request is made of JoinEUI, DevEUI and nonce. Both are SHA-256 over fixed little-endian layouts, as
+deployed, so that the keys of other systems compare. Cost: about a microsecond.
 
-The frame counter has 32 bits in the device and under the MIC, 16 bits on the air. The missing upper half is guessed
-from the last counter that was heard of the device, and the MIC says which guess is right. Most often the frame is the
-next one: the smallest counter at or above the last that ends in these 16 bits, also across a roll-over. If that is
-wrong, it may be a late or replayed frame from below, or the device began again at zero. Cost: three guesses at most,
-one MIC each.
+The frame counter has 32 bits in the device and in the MIC, and 16 bits on the air. The upper half is guessed from the
+last counter of the device, and the MIC shows which guess is right. Most often it is the smallest counter at or above
+the last that ends in these 16 bits, also across a roll-over. Otherwise it is a late or replayed frame from below, or
+the device restarted at zero. Cost: three guesses at most, one MIC each.
 """
 
 from hashlib import sha256
@@ -124,7 +123,7 @@ class DataUp(_DataFrame):
 
     @property
     def first(self) -> bool:
-        """Its counter, as on the air, is one that a device begins with."""
+        """Its counter on the air is 0 or 1, with which a device begins."""
         return self.fcnt <= 1
 
     @property
@@ -144,7 +143,7 @@ class DataDown(_DataFrame):
 
 
 class JoinRequest(NamedTuple):
-    """A device asks to join the network, under a number (``dev_nonce``) that it uses once."""
+    """A device asks to join the network; it uses each ``dev_nonce`` once."""
 
     mhdr: int
     join_eui: int
@@ -162,17 +161,17 @@ class JoinRequest(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """What it is known by on level 1; the MIC is no part of it."""
+        """The key on level 1; the MIC is no part of it."""
         return join_key(join_eui=self.join_eui, dev_eui=self.dev_eui, dev_nonce=self.dev_nonce)
 
 
 Frame: TypeAlias = DataUp | JoinRequest
-"""What a device sends, and `parse` reads."""
+"""A frame from a device, as `parse` reads it."""
 _Data = TypeVar("_Data", DataUp, DataDown)
 
 
 def parse(phy: bytes) -> Frame:
-    """The frame from a device that these bytes are.
+    """Parse a frame from a device.
 
     >>> parse(bytes.fromhex("40da1b0126000100010102" "57f51e45"))  # doctest: +ELLIPSIS
     DataUp(mhdr=64, dev_addr=637606874, fctrl=0, fcnt=1, fopts=b'', fport=1, payload=b'\\x01\\x02', mic=1159656791)
@@ -191,7 +190,7 @@ def parse(phy: bytes) -> Frame:
 
 
 def parse_down(phy: bytes) -> DataDown:
-    """The data frame to a device that these bytes are; `BadInput`, with the offset, for anything else."""
+    """Parse a data frame to a device; `BadInput`, with the offset, for anything else."""
     if _kind(phy) in (UNCONFIRMED_DOWN, CONFIRMED_DOWN):
         return _data(DataDown, phy)
     raise BadInput(f"byte 0 is 0x{phy[0]:02x}: no data frame to a device", offset=0, value=phy[0])
@@ -222,7 +221,7 @@ COUNTER_MAX = (1 << 32) - 1
 
 
 def candidates(last: int | None, fcnt: int) -> tuple[int, ...]:
-    """The counters that these 16 bits can stand for, most likely first.
+    """The 32-bit counters that can have these 16 bits, most likely first.
 
     >>> candidates(None, 7), candidates(6, 7), candidates(65_535, 0)
     ((7,), (7,), (65536, 0))

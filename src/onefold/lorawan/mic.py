@@ -1,11 +1,11 @@
 """The message integrity code: four bytes of AES-CMAC that only the device and its network can make.
 
-For data it covers the frame and a block B0 in front of it, which holds the direction, the address and the *32-bit*
-counter; so a code is right under one counter only, and a replay under the next upper half fails. For a join request it
-covers the frame alone. LoRaWAN 1.0; the two keys of 1.1 are not spoken here.
+For data it covers a block B0 (direction, address and *32-bit* counter) followed by the frame; so a code is right for
+one counter only, and a replay with another upper half fails. For a join request it covers the frame alone. This is
+LoRaWAN 1.0; the two keys of 1.1 are not supported.
 
-This is the only file that needs the ``cryptography`` package. Cost: some microseconds per code. The expanded key is
-kept for the most recent keys.
+This is the only file that needs the ``cryptography`` package. Cost: some microseconds per code. The most recent keys
+are kept expanded.
 """
 
 from collections.abc import Iterable
@@ -38,7 +38,7 @@ def _code(key: bytes, message: bytes) -> int:
 
 
 def data_mic(nwk_skey: bytes, raw: bytes, dev_addr: int, fcnt: int, *, down: bool = False) -> int:
-    """The code of a data frame whose other bytes are ``raw``, under this 32-bit counter."""
+    """The code of a data frame for this 32-bit counter; ``raw``: the frame without its MIC."""
     return _code(nwk_skey, _B0.pack(0x49, down, dev_addr, fcnt, len(raw)) + raw)
 
 
@@ -47,7 +47,7 @@ def join_mic(app_key: bytes, raw: bytes) -> int:
 
 
 def find_counter(nwk_skey: bytes, frame: DataUp, last: int | None) -> int | None:
-    """The 32-bit counter under which the frame's code is right, after this last one; None: it is right under none.
+    """The 32-bit counter for which the frame's code is right, given the last one; None: there is none.
 
     >>> frame = signed_up(nwk_skey=bytes(16), dev_addr=1, fcnt=65_536)
     >>> frame.fcnt, find_counter(bytes(16), frame, 65_535), find_counter(bytes(16), frame, None)
@@ -57,10 +57,10 @@ def find_counter(nwk_skey: bytes, frame: DataUp, last: int | None) -> int | None
 
 
 def find_owner(devices: Iterable[tuple[bytes, int | None]], frame: DataUp | DataDown) -> tuple[int, int | None, int]:
-    """Whose frame is it, of devices that share its address? Each is its key and its last counter.
+    """Find the sender of a frame among devices that share its address, each given by its key and last counter.
 
-    The place of the device, the 32-bit counter under which its code is right, and how many codes were tried for that;
-    with None for the counter it is nobody's. Cost: one pass, with three codes for each device at most.
+    Returns the position of the device, the 32-bit counter for which the code is right (None: no device fits), and how
+    many codes were tried. Cost: one pass, with three codes for each device at most.
 
     >>> frame = signed_up(nwk_skey=bytes(16), dev_addr=1, fcnt=7)
     >>> find_owner([(b"x" * 16, None), (bytes(16), 6)], frame), find_owner([(b"x" * 16, 70_000)], frame)
@@ -79,7 +79,7 @@ def signed_up(
     *, nwk_skey: bytes, dev_addr: int, fcnt: int, payload: bytes = b"", fport: int | None = 1, fopts: bytes = b"",
     confirmed: bool = False, adr: bool = False,
 ) -> DataUp:  # fmt: skip
-    """A frame as a device sends it; ``fcnt`` has 32 bits, ``payload`` is encrypted already."""
+    """A frame from a device, with its MIC; ``fcnt`` has 32 bits, ``payload`` is encrypted already."""
     if fport is None and payload:
         raise Misuse("a frame without a port has no payload", payload=payload)
     mhdr = frames.CONFIRMED_UP if confirmed else frames.UNCONFIRMED_UP
@@ -94,7 +94,7 @@ def signed_join(*, app_key: bytes, join_eui: int, dev_eui: int, dev_nonce: int) 
 
 
 def ack_down(*, nwk_skey: bytes, dev_addr: int, fcnt: int, pending: bool = False) -> bytes:
-    """A frame down that confirms the last one up and carries nothing else, as bytes; ``fcnt`` has 32 bits."""
+    """The bytes of an empty down frame that confirms the last uplink; ``fcnt`` has 32 bits."""
     fctrl = frames.ACK | frames.PENDING * pending
     frame = DataDown(frames.UNCONFIRMED_DOWN, dev_addr, fctrl, fcnt & 0xFFFF, b"", None, b"", 0)
     return frame._replace(mic=data_mic(nwk_skey, frame.raw, dev_addr, fcnt, down=True)).phy

@@ -1,4 +1,4 @@
-"""The door to the counters of devices, by address: ``memory://``, ``sqlite:///x.db``, ``redis://host:6379/0``."""
+"""What a store of counters must do, and opening one by its URL: ``memory://``, ``sqlite:///x.db``, ``redis://host``."""
 
 from __future__ import annotations
 
@@ -11,49 +11,46 @@ from onefold.stores.addresses import nothing_at, scheme_of
 
 
 class CounterStore(Protocol):
-    """What all network servers know of each device: its last counters, and whose its last frame was (lorawan).
+    """What all network servers know of each device: its last counters, and which server counted its last frame.
 
     Shared by threads, processes or machines. The rules are `decide` and, for join requests, `decide_join`; a claim is
-    one step that nothing can come between. One entry per device: its counters, the key of the frame that was counted
-    last, and each nonce that it has joined with. Beside them stands an outbox: the messages of claims that were won and
-    are not yet stored upstream.
+    one atomic step. There is one entry per device: its counters, the key of the frame that was counted last, and each
+    nonce that it has joined with. Beside the entries there is an outbox: the messages of claims that were won and are
+    not yet stored upstream.
     """
 
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
-        """Judge the claims in this order, each against what those before it left; the answers, in the same order.
+        """Decide the claims in this order, each after those before it; the results, in the same order.
 
-        What was won is kept when it returns, as durably as the store can, for ``keep_ms`` from then on (0: for ever),
-        and a nonce for ever in any case; a lost claim changes nothing. A won claim's body is kept in the same step, for
-        ever, under its server and number (0 to 2^63 - 1): two receptions of one frame keep both, the same claim made
-        again keeps one. The bodies of what is ``finished`` are let go before; one that is not there does no harm.
+        When it returns, a won claim is stored as durably as the store can, for ``keep_ms`` (0: for ever), and its nonce
+        for ever; a lost claim changes nothing. The body of a won claim is kept in the same step, until it is finished,
+        under its server and number (0 to 2^63 - 1): two receptions of one frame keep both bodies, the same claim made
+        again keeps one. The bodies of ``finished`` claims are deleted before; a missing one is no error.
 
-        `StoreFailed`: nothing is known of these claims and of what was finished. Make the same call again: who had won,
-        with a body, wins again, whatever was counted since; only a downlink's number may then be skipped, or not be
-        given. Whoever gives a claim up instead finishes it like the others: its body may be kept.
+        `StoreFailed`: it is unknown whether any of this was done. Retry the same call: a claim with a body that had won
+        wins again, whatever was counted since; only a down counter may then be skipped, or not be given. A caller that
+        does not retry must finish the claim like a won one, since its body may be kept.
         """
         ...
 
     def unfinished(self, server: str) -> list[Unfinished]:
-        """What this server won, with a body, and has not finished, by number: to be stored upstream after a crash."""
+        """The messages that this server won and has not finished, by number: to be stored upstream after a crash."""
         ...
 
     def known(self, devices: Sequence[str]) -> list[Counters | None]:
-        """What is kept of each device, in this order; None if it was never heard, or kept long enough."""
+        """The counters of each device, in this order; None if it was never counted, or its entry has expired."""
         ...
 
     def close(self) -> None:
-        """Let go of the store; every other call is `Misuse` from then on. May be called twice."""
+        """Close the store; every other call raises `Misuse` from then on. May be called twice."""
         ...
 
 
-KINDS = "memory://, sqlite:///file.db, sqlite:////folder/file.db, redis://host:6379/0, rediss://host:6379/0"
-
-
 def open_counters(url: str) -> CounterStore:
-    """The store at an address; whether a Redis server is there shows at the first call.
+    """The store at a URL. A Redis server is not contacted before the first call.
 
-    ``redis://`` takes options behind a ``?``: ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisCounters`, and
-    redis-py's own for TLS, whose names begin with ``ssl_``.
+    ``redis://`` takes options after a ``?``: ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisCounters`, and
+    redis-py's TLS options, whose names begin with ``ssl_``.
 
     >>> open_counters("memory://").known(["0004a30b001c0530"])
     [None]
@@ -76,4 +73,5 @@ def open_counters(url: str) -> CounterStore:
 
             address, options = split_options(url)
             return RedisCounters(address, **options)
-    raise nothing_at(url, "counters", KINDS)
+    kinds = "memory://, sqlite:///file.db, sqlite:////folder/file.db, redis://host:6379/0, rediss://host:6379/0"
+    raise nothing_at(url, "counters", kinds)

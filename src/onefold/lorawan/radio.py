@@ -1,13 +1,12 @@
-"""Radio: what a link hands to the service, how it reads what gateways write, the plans of the regions, a link's counts.
+"""Radio: receptions and downlinks, readers for the JSON of gateways, the regions, and the base class of links.
 
-Three protocols bring receptions in: Basics Station over websockets, Semtech's UDP, ChirpStack's events over MQTT.
-Behind this page nothing knows which: a station is the lower-case hex EUI of the gateway, and the way back is a `Back`.
+Three protocols bring receptions in: Basics Station over websockets, Semtech's UDP, ChirpStack's events over MQTT. The
+service does not know which: a station is the lower-case hex EUI of the gateway, and downlinks go through a `Back`.
 
-JSON from a stranger is read field by field, each within its range; every reader names the field and the value that is
-wrong, shortened. Times are the exception: a gateway without a good clock still hears well, so a time that cannot be
-read is no time.
+Foreign JSON is read field by field, each within its range; an error names the field and its shortened value. Times are
+the exception: a gateway without a good clock still hears well, so a time that cannot be read counts as missing.
 
-The regions are from the LoRaWAN regional parameters (RP002) and, for what a station is told, from the LNS protocol of
+The regions are from the LoRaWAN regional parameters (RP002), their configuration for stations from the LNS protocol of
 Basics Station: ``DRs`` are 16 triples of spreading factor (0: FSK, -1: none), bandwidth in kHz, and whether it is for
 down frames only; ``sx1301_conf`` places two radios and tunes eight channels, one fast LoRa channel and one FSK channel
 relative to them.
@@ -41,7 +40,7 @@ class Radio(NamedTuple):
     rssi: float | None = None
     snr: float | None = None
     time_ms: int | None = None
-    """The station's own clock, ms since 1970; None: it has none that can be trusted."""
+    """The station's own clock, Unix time in milliseconds; None: it has no trustworthy one."""
 
 
 Window: TypeAlias = tuple[int, int]
@@ -54,48 +53,50 @@ class Downlink(NamedTuple):
     pdu: bytes
     dev_eui: int
     device_class: str
-    """``A`` or ``C``: one of class C listens to its second window all the time."""
+    """``A`` or ``C``: class C always listens to its second window."""
     rx_delay_s: int
     rx1: Window
     rx2: Window
     number: int
-    """Unique in this server: the station names it when it has transmitted."""
+    """Unique in this server: with it the station confirms the transmission."""
 
 
 Back: TypeAlias = Callable[[Downlink], bool]
-"""The way back to the station, with what its protocol needs to know of the uplink (its clock, its antenna): has the
-station transmit the frame; False: the station is gone. Never blocks, never raises."""
+"""Has the station transmit a frame; knows what the protocol needs of the uplink, such as its clock and antenna. False:
+the station is gone. Never blocks, never raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reception:
     frame: Frame
     station: str
-    """Its `station_name`."""
+    """As `station_name` writes it."""
     radio: Radio
     back: Back | None = field(compare=False)
-    """None: nothing can be transmitted there."""
+    """None: the station cannot transmit."""
     received_ms: int
-    """This server's clock, ms since 1970."""
+    """This server's clock, Unix time in milliseconds."""
 
 
 def station_name(eui: int) -> str:
-    """How a station is called everywhere: ``0016c001ff10a235``."""
+    """The name of a station everywhere: ``0016c001ff10a235``."""
     return f"{eui:016x}"
 
 
 def dashed(eui: int) -> str:
-    """As Basics Stations write the EUI of a device: ``00-16-C0-01-FF-10-A2-35``."""
+    """An EUI as Basics Stations write it: ``00-16-C0-01-FF-10-A2-35``."""
     return eui.to_bytes(8, "big").hex("-").upper()
 
 
 SHOWN_MAX: Final = 60
 FREQUENCY_HZ_MAX: Final = 2**32 - 1
 GPS_EPOCH_MS: Final = 315_964_800_000
-"""6 January 1980. Before it no gateway was built: an earlier clock was never set."""
+"""6 January 1980. No gateway is older, so an earlier clock was never set."""
 GPS_LEAP_MS: Final = 18_000
-"""GPS time is so far ahead of UTC since 2017, and no further second is announced."""
+"""GPS time is ahead of UTC by this since 2017, and no further leap second is announced."""
 TIME_MS_MAX: Final = 2**53
+FSK_BITS_PER_S: Final = 50_000
+"""The one bit rate of FSK in LoRaWAN."""
 
 
 def shown(value: object) -> str:
@@ -118,13 +119,13 @@ def document(data: bytes | str, what: str) -> dict[str, Any]:
 
 
 def wrong(source: Mapping[str, Any], name: str, must: str) -> BadInput:
-    """The error that a field is something else than it must be."""
+    """The error for a field with a wrong value."""
     value = shown(source[name]) if name in source else "missing"
     return BadInput(f"{name} is {value}, must be {must}", field=name)
 
 
 def whole(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    """A whole number within these; 5.0 and true are none."""
+    """A whole number within these bounds; 5.0 and true are refused."""
     value = source.get(name)
     if type(value) is not int or not low <= value <= high:
         raise wrong(source, name, f"a whole number, {low} to {high}")
@@ -132,7 +133,7 @@ def whole(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
 
 
 def integer(source: Mapping[str, Any], name: str, low: int, high: int) -> int:
-    """The same, but 868100000.0 is one."""
+    """Like `whole`, but takes 868100000.0, too."""
     value = source.get(name)
     return whole({name: int(value)} if isinstance(value, float) and value.is_integer() else source, name, low, high)
 
@@ -145,7 +146,7 @@ def number(source: Mapping[str, Any], name: str, low: float, high: float) -> flo
 
 
 def decibels(source: Mapping[str, Any], name: str) -> float | None:
-    """A level in dB or dBm; None: it is not given."""
+    """A level in dB or dBm, or None if it is not given."""
     return None if source.get(name) is None else number(source, name, -1_000, 1_000)
 
 
@@ -164,7 +165,7 @@ def part(source: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def octets(source: Mapping[str, Any], name: str, bytes_max: int = PHY_BYTES_MAX) -> bytes:
-    """Bytes in base64; some gateways leave the padding away, and Semtech's own example has the alphabet of URLs."""
+    """Bytes in base64; some gateways omit the padding, and Semtech's own example has the alphabet of URLs."""
     value = text(source, name)
     if len(value) > 4 * (bytes_max + 3) // 3:
         raise BadInput(f"{name} has {len(value)} characters, that is more than {bytes_max} bytes", field=name)
@@ -176,7 +177,7 @@ def octets(source: Mapping[str, Any], name: str, bytes_max: int = PHY_BYTES_MAX)
 
 
 def moment_ms(source: Mapping[str, Any], name: str) -> int | None:
-    """Milliseconds since 1970 from an ISO 8601 time (UTC if it names no zone); None: not given, or no such time.
+    """Unix time in milliseconds from an ISO 8601 time (UTC if it names no zone); None: missing or invalid.
 
     >>> moment_ms({"time": "2013-03-31T16:21:17.528002Z"}, "time")
     1364746877528
@@ -195,7 +196,7 @@ def moment_ms(source: Mapping[str, Any], name: str) -> int | None:
 
 
 def gps_ms(source: Mapping[str, Any], name: str) -> int | None:
-    """Milliseconds since 1970 from the milliseconds of GPS time; None: not given, or no such time.
+    """Unix time in milliseconds from GPS time in milliseconds; None: missing or invalid.
 
     >>> gps_ms({"tmms": 1_384_000_018_000}, "tmms"), gps_ms({"tmms": "soon"}, "tmms")
     (1699964800000, None)
@@ -207,7 +208,7 @@ def gps_ms(source: Mapping[str, Any], name: str) -> int | None:
 
 
 def trusted_ms(time_ms: int) -> int | None:
-    """The time, unless it is that of a clock which nobody set."""
+    """The time, or None if it is from a clock that was never set."""
     return time_ms if GPS_EPOCH_MS <= time_ms <= TIME_MS_MAX else None
 
 
@@ -221,7 +222,7 @@ SUB_BAND: Final = 2
 class Region:
     name: str
     station_name: str
-    """What Basics Station calls it."""
+    """Its name in Basics Station."""
     frequencies: tuple[int, int]
     rates: tuple[Rate, ...]
     rx1_rates: tuple[int, ...]
@@ -233,7 +234,7 @@ class Region:
     radio: dict[str, Any]
 
     def rx1(self, frequency: int, data_rate: int) -> Window:
-        """Where a device listens first."""
+        """The first receive window of a device."""
         if self.name != "US915":
             return frequency, self.rx1_rates[data_rate]
         wide = self.rates[data_rate][1] == 500
@@ -242,7 +243,7 @@ class Region:
 
     @property
     def power_dbm(self) -> int:
-        """How strong to transmit (EIRP), as ChirpStack does: gateways refuse what they cannot, and many cannot do more.
+        """Transmission power (EIRP) as in ChirpStack: gateways refuse what they cannot do, and many cannot do more.
 
         >>> EU868.power_dbm, region("US915").power_dbm
         (14, 20)
@@ -250,7 +251,7 @@ class Region:
         return min(20, int(self.max_eirp) - 2)
 
     def data_rate(self, spreading_factor: int, bandwidth_khz: int) -> int:
-        """The index of a rate that devices send at; FSK is (0, 0). `BadInput`: the region has none.
+        """The index of a rate of devices; FSK is (0, 0). `BadInput` if the region does not have it.
 
         >>> EU868.data_rate(7, 125), EU868.data_rate(0, 0), region("US915").data_rate(8, 500)
         (5, 7, 4)
@@ -261,7 +262,7 @@ class Region:
         raise BadInput(f"{self.name} has no data rate SF{spreading_factor}BW{bandwidth_khz} for devices")
 
     def modulation(self, data_rate: int) -> tuple[int, int]:
-        """Spreading factor and bandwidth in kHz of a rate that gateways send at; `BadInput`: the region has none.
+        """Spreading factor and bandwidth in kHz of a data rate; `BadInput` if the region does not have it.
 
         >>> EU868.modulation(0), region("US915").modulation(8)
         ((12, 125), (12, 500))
@@ -271,9 +272,9 @@ class Region:
         return self.rates[data_rate][:2]
 
     def router_config(self, *, mux_time: float, production: bool = False) -> dict[str, Any]:
-        """What a station is told about the radio; no filters, for the registry knows which devices are ours.
+        """The radio configuration of a station; without filters, since the registry knows our devices.
 
-        A production station warns of the switches for tests, so it does not get them.
+        A production station warns of the test switches, so it does not get them.
         """
         switches = {} if production else {"nocca": False, "nodc": False, "nodwell": False}
         return {
@@ -345,7 +346,7 @@ NAMES: Final = ("EU868", "US915")
 
 
 def region(name: str, sub_band: int = SUB_BAND) -> Region:
-    """The plan of this name; ``sub_band`` (1 to 8) chooses the channels of US915."""
+    """The region of this name; ``sub_band`` (1 to 8) chooses the channels of US915."""
     if name == "EU868":
         return EU868
     if name != "US915":
@@ -356,13 +357,13 @@ def region(name: str, sub_band: int = SUB_BAND) -> Region:
 
 
 TELL_S: Final = 10.0
-"""One line on what gateways do wrong, this often at most: all of it is counted."""
+"""Between two log lines about wrong input from gateways; all of it is counted."""
 
 
 class Receiver(Protocol):
-    """Takes what the links hear: each that arrives is heard or refused after that, once; the books compare the two.
+    """Takes what the links receive: ``arrive``, then ``hear`` or ``refuse`` once for each; the tally compares the two.
 
-    `Busy` from ``hear``: the queue is full, and nothing was taken.
+    ``hear`` raises `Busy` if the queue is full, and then has not taken the reception.
     """
 
     def arrive(self) -> None: ...
@@ -372,7 +373,7 @@ class Receiver(Protocol):
 
 
 class Complaints:
-    """What gateways do wrong, in the log: not in silence, and not so often that a stranger could fill a disk."""
+    """Logs wrong input from gateways, but not so often that a stranger could fill a disk."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
@@ -385,11 +386,11 @@ class Complaints:
 
 
 class GatewayLink(ABC):
-    """A protocol that brings receptions in, and counts what happens, by name."""
+    """A protocol that brings receptions in; counts events by name."""
 
     def __init__(self, receiver: Receiver, region: Region, clock_ms: Clock, figures: Iterable[str]) -> None:
         self.problem: str | None = None
-        """Why it brings nothing in; None: it can, as far as it knows."""
+        """Why it receives nothing; None: no problem is known."""
         self._receiver, self._region, self._clock_ms = receiver, region, clock_ms
         self._complaints = Complaints()
         self._counts = dict.fromkeys(figures, 0)

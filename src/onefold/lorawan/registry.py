@@ -1,21 +1,21 @@
-"""Which devices are ours: their addresses, keys and wishes, from a TOML file or an SQLite table.
+"""The registry of our devices: their addresses, keys and settings, from a TOML file or an SQLite table.
 
     [[device]]
     dev_eui  = "0004a30b001c0530"                    # dashes and upper case will do
     dev_addr = "26011bda"
     nwk_skey = "000102030405060708090a0b0c0d0e0f"
     app_key  = "..."                                 # verifies join requests
-    app_skey = "..."                                 # kept for whoever decrypts; not used here
+    app_skey = "..."                                 # for whoever decrypts; not used here
     strategy = "drop"                                # drop, mark or none
     gateway  = "a"                                   # only the server of this name may answer for it
     class    = "A"                                   # A or C
     activation = "abp"                               # abp or otaa
-    relaxed  = false                                 # may its counter begin anew?
-    fcnt_up  = 0                                     # the last counter, where nobody remembers one
+    relaxed  = false                                 # may its counter restart?
+    fcnt_up  = 0                                     # the last counter, used if no store knows one
 
 The SQLite table is called ``devices``, with columns of these names. Several devices may share an address: the integrity
-code tells them apart. An error names the file, the device, the key and the value, but never what a secret key is.
-`Sessions` is what a server knows of these devices while it runs.
+code distinguishes them. An error names the file, the device, the key and the value, but never the value of a secret.
+`Sessions` holds what a running server knows of these devices.
 """
 
 import logging
@@ -44,7 +44,7 @@ GATEWAY_CHARACTERS_MAX: Final = 100
 
 @dataclass(frozen=True)
 class RegistryEntry:
-    """A device with its keys. Whatever prints it prints no key."""
+    """A device with its keys, which its repr leaves out."""
 
     device: Device
     nwk_skey: bytes | None = field(default=None, repr=False)
@@ -54,9 +54,9 @@ class RegistryEntry:
 
     @cached_property
     def session(self) -> str:
-        """What its counters are kept under: the device, and which of its keys they belong to.
+        """The name of its counters in a store: the device, and a hash of the key that they belong to.
 
-        A device that joined again counts from zero: under another name, no server takes that for a replay.
+        A device that joined again counts from zero: with another key it has another name, so that is no replay.
         """
         keys = sha256(b"onefold session" + (self.nwk_skey or b"")).hexdigest()
         return f"{self.device.dev_eui:016x}/{keys[:8]}"
@@ -106,7 +106,7 @@ READERS: Final[Mapping[str, tuple[Callable[[object], Any], str]]] = {
         "a whole number, 0 to 4294967295",
     ),
 }
-"""How a value is read, None: it is wrong; and what it must be."""
+"""By key: a reader, which returns None for a wrong value, and what the value must be."""
 
 
 def registry_of(rows: Iterable[Mapping[str, Any]], source: str) -> Registry:
@@ -149,7 +149,7 @@ log: Final = logging.getLogger("onefold.gateway")
 
 
 def read_registry(path: Path) -> Registry:
-    """All devices of a file; whether it is TOML or SQLite, it says itself."""
+    """All devices of a TOML or SQLite file; its first bytes tell which."""
     with path.open("rb") as file:
         data = file.read(len(SQLITE))
         if data == SQLITE:
@@ -186,18 +186,18 @@ def _table(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class RegistryFile:
-    """A registry that is read again when its file changes; one that cannot be read leaves the last good one in use."""
+    """A registry that is reloaded when its file changes. If that fails, the last good one stays in use."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.problem: str | None = None
-        """Why the file that is there now is not in use; None: it is."""
-        self._stamp = self._look()
+        """Why the current file is not in use; None if it is."""
+        self._stamp = self._read_stamp()
         self.registry = read_registry(path)
 
     def reload(self, *, changed: bool = True) -> bool:
-        """Read it, or only if it has ``changed``; whether there is a new registry now. Blocks."""
-        stamp = self._look()
+        """Read the file, with ``changed`` only if it has changed; True if there is a new registry. Blocks."""
+        stamp = self._read_stamp()
         if changed and stamp == self._stamp:
             return False
         self._stamp = stamp
@@ -210,8 +210,8 @@ class RegistryFile:
         self.problem = None
         return True
 
-    def _look(self) -> tuple[tuple[int, int, int], ...]:
-        """What changes when the file does; of SQLite also its write-ahead log."""
+    def _read_stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """Inode, size and time of the file, and of SQLite's write-ahead log."""
         stamps = []
         for path in (self.path, Path(f"{self.path}-wal")):
             with suppress(OSError):
@@ -221,7 +221,7 @@ class RegistryFile:
 
 
 BEHIND_MAX: Final = 16
-"""Frames of one device that one server may be behind another: half a minute of a very busy device."""
+"""How many frames of a device one server may be behind another: half a minute of a very busy device."""
 
 
 class DeviceSession:
@@ -231,21 +231,23 @@ class DeviceSession:
         self.entry = entry
         self.heard = Heard(entry.fcnt_up)
         self.fcnt_down = 0
-        """The last counter that went down, as far as this server knows: a store may have lost it, or never had it."""
+        """The last down counter that this server knows of; a store may have lost it, or never had it."""
         self.loaded = False
-        """Was its store asked for its counter?"""
+        """Has its own store answered?"""
         self.asked: set[str] = set()
-        """The stores that were, by name."""
+        """The names of the stores that were asked."""
         self.lookup: Lookup | None = None
         self.asked_at = -inf
         self.claims = 0
         self.elsewhere: Counters | None = None
-        """What another store than its own knows of it, where that may be of before it began again."""
+        """The counters in another store than its own, which may be of before a restart of the device."""
 
     def learn(self, counters: Counters | None, server: str, *, home: bool) -> None:
-        """A store has these counters: its own (``home``), or another in which the device was counted once.
+        """Take over what a store knows of the device: its own (``home``), or another that counted it at some time.
 
-        The highest of all is right; but of one that may begin again its own store is right, if that knows anything."""
+        The highest counter is right. But a relaxed device may have begun again, so its own store is right if it knows
+        the device at all, and the counter of the registry is not.
+        """
         if counters is not None:
             self.fcnt_down = max(self.fcnt_down, counters.fcnt_down)
         if not home and self.entry.device.relaxed:
@@ -255,43 +257,45 @@ class DeviceSession:
         if counters is None or (last := expected(counters, server)) < 0:
             return
         heard, before = self.heard, self.heard.fcnt_up
+        if self.entry.device.relaxed and not self.loaded and heard.frame is None:  # still that of the registry
+            before = None
         heard.fcnt_up = max(last, before or 0)
         if before is None or last > before or (heard.frame is None and last == before):
-            # Only of our own: what another server counted last is not told by its frame but by the claim.
+            # Only of frames that this server counted; for those of others the claim decides.
             own = counters.server == server and counters.frame
             heard.frame = bytes.fromhex(counters.frame) if own else None
 
 
 def expected(counters: Counters, server: str) -> int:
-    """The counter that ours have to be above. If another server counted the last frame, that and some before it may
-    still be on their way to this one: our copies are to be told apart as repeats, not refused as old."""
+    """The counter that the next frame must be above. If another server counted the last frame, that frame and some
+    before it may still arrive here; these copies must become repeats, and not be refused as old."""
     return counters.fcnt_up if counters.server == server else counters.fcnt_up - 1 - BEHIND_MAX
 
 
 class Sessions:
-    """The devices of a registry that were heard of; at most as many as it has."""
+    """The devices of a registry that were heard since the start."""
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        self._heard: dict[str, DeviceSession] = {}
+        self._sessions: dict[str, DeviceSession] = {}
 
     def __len__(self) -> int:
-        return len(self._heard)
+        return len(self._sessions)
 
     def at(self, dev_addr: int) -> list[DeviceSession]:
         return [self.of(entry) for entry in self.registry.by_address.get(dev_addr, ())]
 
     def of(self, entry: RegistryEntry) -> DeviceSession:
-        session = self._heard.get(entry.session)
+        session = self._sessions.get(entry.session)
         if session is None:
-            session = self._heard[entry.session] = DeviceSession(entry)
+            session = self._sessions[entry.session] = DeviceSession(entry)
         return session
 
     def use(self, registry: Registry) -> None:
-        """Another registry: devices keep what is known of them as long as they keep their keys."""
+        """Switch to another registry; devices whose keys did not change keep their sessions."""
         self.registry = registry
-        before, self._heard = self._heard, {}
+        before, self._sessions = self._sessions, {}
         for entry in registry.by_eui.values():
             if (session := before.get(entry.session)) is not None:
                 session.entry = entry
-                self._heard[entry.session] = session
+                self._sessions[entry.session] = session

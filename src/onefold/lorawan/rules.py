@@ -2,17 +2,17 @@
 
     MIC (find_counter) -> uplink: owner -> level 1 -> validation -> claim -> [the store decides] -> settle
 
-A frame comes in with its MIC verified: a forged one never gets here, and so changes nothing. `NetworkServer.uplink`
-gives a judgement, which is final when it has no claim. Else the claim is made, and `settle` says what came of it.
+The MIC of a frame is verified before, so a forged frame changes nothing. `NetworkServer.uplink` returns a judgement,
+which is final if it has no claim. Otherwise the claim is made, and `settle` gives the final judgement.
 
-- *Level 1* (`Stations`, one server): nobody heard the frame before, another station did, or the same station did. That
-  is its *status*. With the *strategy* of its device it says where the frame goes (`TABLE`).
-- *Validation* (`check`): may this counter be, after the last one of its device? What is refused is taken back from
-  level 1; in the deployed code it stays, and a copy of it from a second station passes as a soft duplicate.
+- *Level 1* (`Stations`, one server): was the frame heard before, and by the same station? That is its *status*. Status
+  and the *strategy* of the device decide where the frame goes (`TABLE`).
+- *Validation* (`check`): is this counter possible after the last one of its device? A refused frame is removed from
+  level 1; in the deployed code it stays, and its copy from a second station passes as a soft duplicate.
 - *Level 2* (`decide`, several servers): who counts it, and who answers the device. It does not change the status.
 
-The frame of a device that was counted last is known for ever, by its key, and so is every DevNonce that a device has
-joined with. The ADR forgets the one after the expiry and the other after five minutes; ``strict_adr`` does so, too.
+The last counted frame of a device is known for ever, by its key, and so is every DevNonce that a device has joined
+with. The ADR forgets the frame after the expiry and the nonce after five minutes; so does ``strict_adr``.
 """
 
 from collections import OrderedDict
@@ -43,7 +43,7 @@ NULL_KEY: Final = Answer(Verdict.REJECT, "null_key")
 BAD_TIME: Final = Answer(Verdict.REJECT, "bad_time")
 UNKNOWN_DEVICE: Final = Answer(Verdict.REJECT, "unknown_device")
 BAD_MIC: Final = Answer(Verdict.REJECT, "bad_mic")
-"""The integrity code is right under no counter that the device may have: forged, damaged, or another one's key."""
+"""The integrity code fits no possible counter: the frame is forged, damaged, or made with another key."""
 OLD_COUNTER: Final = Answer(Verdict.REJECT, "old_counter")
 COUNTER_GAP: Final = Answer(Verdict.REJECT, "counter_gap")
 OTHER_GATEWAY: Final = Answer(Verdict.REJECT, "other_gateway")
@@ -53,64 +53,63 @@ MIC_BUDGET: Final = Answer(Verdict.REJECT, "mic_budget")
 BUSY: Final = Answer(Verdict.REJECT, "busy", retry=True)
 
 RULES: Final = {
-    NEW_FRAME: "Nobody heard it within the expiry, and its counter is new.",
-    RESTARTED: "Its counter began again at 0 or 1, and its device may do that (ABP, relaxed).",
+    NEW_FRAME: "It was not heard within the expiry, and its counter is new.",
+    RESTARTED: "Its counter restarted at 0 or 1, and its device may do that (ABP, relaxed).",
     NEW_JOIN: "Its device never joined with this DevNonce (by strict_adr: not within the expiry).",
     OTHER_STATION: "Another station of this server heard it first.",
     RESUBMITTED: "The same station heard it before: its device sends it again.",
     ECHOED: "The same station heard the same transmission twice, less than echo_ms apart.",
     REPLAYED: "The same station heard it before, and no confirmation was asked for that would explain it.",
-    RESUBMIT_LIMIT: "It asked for its confirmation more than resubmits_max times again.",
+    RESUBMIT_LIMIT: "Its device asked for the confirmation again more than resubmits_max times.",
     OTHER_SERVER: "Another server was first to count it.",
     JOIN_REPEATED: "The same join request was heard within the expiry, by any station.",
-    FORGOTTEN: "It may have been heard before: the memory of that is given up or expired, and its counter cannot tell.",
-    LATE: "What it is compared with has moved on past it: between servers a higher counter, on Spark a later time.",
-    STATE_FULL: "It is new to the memory, and there is no room to remember another one within state_rows_max.",
+    FORGOTTEN: "It may have been heard before: its sighting was evicted or has expired, and its counter cannot tell.",
+    LATE: "It came too late: the coordinator has a higher counter, or on Spark the memory a later time.",
+    STATE_FULL: "Its frame is new, and the memory is full (state_rows_max).",
     COORDINATOR_DOWN: "The coordinator could not be asked: another server may have counted it.",
-    MALFORMED: "It could not be read at all.",
-    NULL_KEY: "What identifies it, or its station, is null.",
-    BAD_TIME: "Its time is null, or not one that can be reckoned with.",
+    MALFORMED: "It could not be read.",
+    NULL_KEY: "A column of its identity, or its station, is null.",
+    BAD_TIME: "Its time is null or impossible.",
     UNKNOWN_DEVICE: "No device with its address is registered.",
-    BAD_MIC: "Its message integrity code is wrong under every counter that it can stand for.",
-    OLD_COUNTER: "Its counter was passed, and level 1 does not know it: a replay, or a copy after the expiry.",
+    BAD_MIC: "Its message integrity code is wrong for every possible counter.",
+    OLD_COUNTER: "Its counter is not above the last one, and level 1 does not know it: a replay, or a late copy.",
     COUNTER_GAP: "Its counter is more than gap_max ahead of the last one.",
     OTHER_GATEWAY: "Its device belongs to another server.",
-    COUNTED_BEFORE: "It is the frame of its device that was counted last, after the expiry: a retry, or a late copy.",
-    NONCE_USED: "Its device has joined with this DevNonce before: a join request that somebody replays.",
-    MIC_BUDGET: "Too many wrong codes came from its station for its address of late: its own was not looked at.",
-    BUSY: "The server had no room for it, or was about to end: it was not looked at.",
+    COUNTED_BEFORE: "It is the last counted frame of its device, again after the expiry: a retry, or a late copy.",
+    NONCE_USED: "Its device has joined with this DevNonce before: a replayed join request.",
+    MIC_BUDGET: "Its station recently sent too many wrong codes for its address: this one was not checked.",
+    BUSY: "The server had no room for it, or was shutting down: it was not judged.",
 }
 
 ANSWERS: Final = tuple(RULES)
-"""Every answer of this engine; the position of one is its code in columns, so new ones go to the end."""
-"""The position is the answer's code wherever answers travel in columns: new ones go to the end. The verdict says if
-a reception counts; where it goes, up or down, is a matter of the strategy (`TABLE`)."""
+"""Every answer of this engine. An answer's position is its code in columns, so new ones go to the end. The verdict says
+if a reception counts; where it goes, up or down, depends on the strategy (`TABLE`)."""
 
 
 class Strategy(StrEnum):
-    """What to do with what was heard before."""
+    """What to do with a frame that was heard before."""
 
     DROP = "drop"
     MARK = "mark"
-    """It goes upstream, marked as a duplicate: its signal strength helps to locate the device."""
+    """Send it upstream marked as a duplicate: its signal strength helps to locate the device."""
     NONE = "none"
-    """It goes upstream as it is: the default of the ADR."""
+    """Send it upstream unmarked: the default of the ADR."""
 
 
 class Status(StrEnum):
-    """What level 1 makes of a frame; the names in the ADR are NonDuplicate, SoftDuplicate and so on."""
+    """What a frame is on level 1; the names in the ADR are NonDuplicate, SoftDuplicate and so on."""
 
     NOT_DUPLICATE = "not_duplicate"
-    """Not heard before, or so long ago that it is forgotten."""
+    """Not heard within the expiry."""
     SOFT_DUPLICATE = "soft_duplicate"
-    """Heard by another station before, and the strategy lets it pass."""
+    """Heard by another station before; the strategy is mark or none."""
     RESUBMISSION = "resubmission"
     """Heard by the same station before (DuplicateDueToResubmission)."""
     DUPLICATE = "duplicate"
-    """Heard by another station before, and the strategy drops it; or a join request that was heard before."""
+    """Heard by another station before, and the strategy is drop; or a join request that was heard before."""
 
 
-# By their plain names, which read like the ADR and are found without asking the class each time.
+# As module names they read like the ADR, and cost no attribute look-up.
 DROP, MARK, NONE = Strategy
 NOT_DUPLICATE, SOFT_DUPLICATE, RESUBMISSION, DUPLICATE = Status
 
@@ -120,9 +119,9 @@ class Route(NamedTuple):
 
     up: bool
     down: bool
-    """Its confirmation is sent to the device."""
+    """The device gets its confirmation."""
     marked: bool
-    """Upstream it says that it is a duplicate."""
+    """Upstream it is marked as a duplicate."""
 
 
 NOWHERE: Final = Route(False, False, False)
@@ -151,11 +150,11 @@ TABLE: Final[dict[tuple[Status, Strategy, bool, bool], Route]] = {
     for confirmed in confirmations
     for first in firsts
 }
-"""The decision of the ADR: read it next to "Further processing of messages based on their duplication status", one line
-here is one line there. The deployed code marks soft duplicates under None too, which the ADR does not."""
+"""The ADR's table "Further processing of messages based on their duplication status", line by line. The deployed code
+marks soft duplicates under None too, which the ADR does not."""
 
 LOST: Final = {DROP: NOWHERE, MARK: _MARKED, NONE: _UP}
-"""Level 2, "Upstream Processing"; down goes only the answer of the server that was first."""
+"""Level 2, "Upstream Processing". Only the server that was first answers the device."""
 
 
 def route(status: Status, strategy: Strategy, *, confirmed: bool, first_message: bool) -> Route:
@@ -177,25 +176,25 @@ def route_lost(strategy: Strategy) -> Route:
 
 
 class Sighting(NamedTuple):
-    """Who heard a frame first, when, and when it was last heard by anybody; Unix milliseconds."""
+    """Which station heard a frame first and when, and when any station heard it last; milliseconds."""
 
     station: str
     since_ms: int
     last_ms: int
     own_ms: int
-    """When the first station heard it last, as the clock said then, also if that was set back before."""
+    """When the first station heard it last; unlike the others not corrected where the clock was set back."""
 
 
 NEVER_MS: Final = -(1 << 62)
 
 
 class Sightings:
-    """Who heard a key: the memory of level 1.
+    """The memory of level 1: which station heard which key.
 
-    A key expires ``expiry_ms`` after it was heard last (*sliding*, as in the ADR) or first (*fixed*); at that very
-    moment it is new. Entries stand in the order in which they expire. When there is no more room the front one goes
-    before its time: until then a miss may be a mistake, and `forgot` says so. Time never falls: an earlier one counts
-    as the latest that was seen.
+    A key expires ``expiry_ms`` after it was heard last (*sliding*, as in the ADR) or first (*fixed*); at exactly that
+    time it is new. Entries are kept in the order of their expiry. When the memory is full, the first one is evicted:
+    until it would have expired, a miss may be wrong, and `forgot` says so. Time never goes back: an earlier time counts
+    as the latest one seen.
 
     Cost: O(1) amortised, some 300 bytes per entry.
 
@@ -222,11 +221,11 @@ class Sightings:
         return len(self._heard)
 
     def see(self, key: bytes, station: str, now_ms: int) -> Sighting | None:
-        """What was remembered of this key before now; None if it is new. From now on it is remembered."""
+        """Remember this key; return what was known of it before, or None if it is new."""
         clock_ms = now_ms
         self._now_ms = now_ms = max(now_ms, self._now_ms)
         heard = self._heard
-        while heard:  # drop what is expired
+        while heard:  # drop expired entries
             oldest = next(iter(heard))
             if self._expires_ms(heard[oldest]) > now_ms:
                 break
@@ -234,7 +233,7 @@ class Sightings:
         before = heard.get(key)
         if before is None:
             if len(heard) >= self.entries_max:
-                # The front one expires first, and those that went before it had expired earlier still.
+                # The first entry expires first; those evicted before it would have expired earlier.
                 self._forgot_until_ms = self._expires_ms(heard.popitem(last=False)[1])
                 self.evicted += 1
             heard[key] = Sighting(station, now_ms, now_ms, clock_ms)
@@ -246,11 +245,11 @@ class Sightings:
         return before
 
     def forget(self, key: bytes) -> None:
-        """Take back a sighting: the frame was refused, and no copy may pass as a duplicate of something good."""
+        """Remove a key: its frame was refused, and no copy may pass as the duplicate of a valid frame."""
         self._heard.pop(key, None)
 
     def forgot(self, now_ms: int) -> bool:
-        """Could a miss be due to an entry that went before its time?"""
+        """Could a miss be due to an evicted entry?"""
         return max(now_ms, self._now_ms) < self._forgot_until_ms
 
     def _expires_ms(self, sighting: Sighting) -> int:
@@ -260,15 +259,15 @@ class Sightings:
 class Stations:
     """Level 1: one network server, several stations ("Deduplication on the network server level").
 
-    The same key from the station that heard it first is a resubmission: the device missed its confirmation, or was
-    restarted, or somebody replays. From another station it is a duplicate under Drop and a soft duplicate else. A join
-    request is only known or not known.
+    The same key from the station that heard it first is a resubmission: the device missed its confirmation or
+    restarted, or somebody replays the frame. From another station it is a duplicate under Drop and a soft duplicate
+    otherwise. A join request is only known or not known.
 
-    Not in the ADR, to which what is expired is new: devices wait for minutes before they try again, so ``last``, the
-    key of the frame that was counted last, is a resubmission for ever, from whatever station. Likewise a join request
-    whose nonce was used. Not in the ADR either, and off unless asked for: a station with two antennas, or one that
-    hears a strong signal on an image frequency too, reports one transmission twice within milliseconds. With
-    ``echo_ms`` that is no resubmission, or the device would be answered twice.
+    Two things are not in the ADR, for which every expired key is new. Devices wait for minutes before they retry, so
+    ``last``, the key of the last counted frame, stays a resubmission for ever, from any station; likewise a join
+    request whose nonce was used. And, only with ``echo_ms``: a station with two antennas, or one that also hears a
+    strong signal on an image frequency, reports one transmission twice within milliseconds. That is no resubmission,
+    or the device would be answered twice.
 
     >>> stations = Stations()
     >>> for station in ("a", "a", "b"):
@@ -290,7 +289,7 @@ class Stations:
     def data(
         self, key: bytes, station: str, strategy: Strategy, now_ms: int, last: bytes | None = None
     ) -> tuple[Status, Answer]:
-        """What a data frame with this key is, heard by this station now; ``last``: what its device counted last."""
+        """Status and answer of a data frame; ``last``: the key of the last counted frame of its device."""
         before = self.sightings.see(key, station, now_ms)
         if before is None and key == last:
             return RESUBMISSION, COUNTED_BEFORE
@@ -299,15 +298,15 @@ class Stations:
         if station != before.station:
             answer = OTHER_STATION
         elif self.echo_ms and 0 <= now_ms - before.own_ms < self.echo_ms:
-            # Since *this* station heard it: a true resubmission may have reached another station a moment ago. Below 0
-            # the clock was set back between the two, and a device that asks again must get its answer.
+            # Since *this* station heard it: a resubmission may have reached another station a moment ago. A negative
+            # time means that the clock was set back in between: a device that asks again must get its answer.
             answer = ECHOED
         else:
             return RESUBMISSION, RESUBMITTED
         return DUPLICATE if strategy is DROP else SOFT_DUPLICATE, answer
 
     def join(self, key: bytes, station: str, now_ms: int, *, used: bool = False) -> tuple[Status, Answer]:
-        """What a join request with this key is; ``used``: its device has joined with it before."""
+        """Status and answer of a join request; ``used``: its device has joined with this nonce before."""
         if self.sightings.see(key, station, now_ms) is not None:
             return DUPLICATE, JOIN_REPEATED
         if used:
@@ -320,12 +319,12 @@ GAP_MAX = 16_384
 RESUBMITS_MAX = 3
 """As deployed. Devices give up after eight transmissions at most."""
 FIRST_MESSAGE_MAX = 1
-"""A counter that a device begins with: the ADR says 1, devices that count from 0 exist."""
+"""The highest counter that a device may begin with: the ADR says 1, some devices count from 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What a server must know of a device to judge its frames; no keys."""
+    """What a server must know of a device to judge its frames, without its keys."""
 
     dev_eui: int
     dev_addr: int | None = None
@@ -334,7 +333,7 @@ class Device:
     """The one server that may serve it; None: any."""
     activation: Literal["abp", "otaa"] = "abp"
     relaxed: bool = False
-    """An ABP device that begins again at 0 or 1 is believed. Who recorded those frames can replay them."""
+    """An ABP device may restart its counter at 0 or 1. Whoever recorded those frames can replay them."""
     device_class: Literal["A", "C"] = "A"
 
 
@@ -343,15 +342,15 @@ class Heard:
     """What one server remembers of a device."""
 
     fcnt_up: int | None = None
-    """The last counter that passed; None: nothing is known, any counter may come."""
+    """The last valid counter; None: unknown, any counter is valid."""
     resubmits: int = 0
-    """How often that one came again."""
+    """How often its frame was resubmitted."""
     frame: bytes | None = None
-    """The key of the frame that had it; None: it is not known."""
+    """The key of its frame; None: unknown."""
 
 
 class Checked(NamedTuple):
-    """What `check` says of a counter: why it may not be (None: it may), and whether the device began again."""
+    """The result of `check`: why the counter is refused (None: it is valid), and whether the device restarted."""
 
     problem: Answer | None
     restarted: bool
@@ -365,10 +364,10 @@ def check(
     device: Device, heard: Heard, fcnt: int, *, confirmed: bool, known: bool, gap_max: int = GAP_MAX,
     resubmits_max: int = RESUBMITS_MAX,
 ) -> Checked:  # fmt: skip
-    """May this counter (32 bit) be? It must rise, by no more than ``gap_max``. Equal to the last one if the device
-    asks for a confirmation that it missed, three times; below it if the device is allowed to begin again.
+    """Validate a 32-bit counter. It must rise, by no more than ``gap_max``. It may equal the last one if the device
+    asks again for a confirmation, ``resubmits_max`` times; it may be below it if the device may restart.
 
-    ``known``: level 1 had the frame from the same station. Updates ``heard`` if it passes, else nothing changes.
+    ``known``: level 1 has the frame from the same station. ``heard`` is updated if the counter is valid.
 
     >>> heard = Heard(fcnt_up=5)
     >>> [check(Device(dev_eui=1), heard, 6, confirmed=True, known=n > 0).problem for n in range(5)][-2:]
@@ -389,68 +388,68 @@ def check(
     if restarts:
         heard.fcnt_up, heard.resubmits = fcnt, 0
         return _RESTARTS
-    # Known and above the last: from before the device began again. To take it would shut out what the device sends now.
+    # Known and above the last: from before the device restarted. Taking it would refuse what the device sends now.
     return Checked(REPLAYED if known else OLD_COUNTER, False)
 
 
 LATE_MAX: Final = 1_000
-"""So many frames a server may be late with the news that a device began again."""
+"""How many frames late a server may be to notice that a device restarted."""
 
 
 class Counters(NamedTuple):
-    """What is known of a device by all servers: its last counters up and down, of 32 bits, and who counted."""
+    """What all servers know of a device: its last 32-bit counters up and down, and which server counted."""
 
     fcnt_up: int
     fcnt_down: int
     server: str
     frame: str = ""
-    """The key of the frame that was counted last, in hex; empty: it is not known."""
+    """The key of the last counted frame, in hex; empty: unknown."""
 
 
 class Claim(NamedTuple):
-    """A server wants to count this frame; of all servers that do, the coordinator lets one."""
+    """A server asks to count this frame; the coordinator lets one server do so."""
 
     device: str
     server: str
     fcnt_up: int
     fcnt_down: int = 0
-    """What this server knows to have been used: the next one is above it."""
+    """The last down counter that this server knows to have been used: the next one is above it."""
     wants_down: bool = False
-    """It needs a counter to answer with."""
+    """The claimant needs a down counter for its answer."""
     restarted_after: int | None = None
-    """The device began again, and this was its last counter before that, as this server heard it; None: it did not."""
+    """The device restarted after this counter, the last that this server heard before; None: it did not restart."""
     keep_ms: int = 0
-    """How long the store remembers it; 0: for ever."""
+    """How long the store remembers the claim; 0: for ever."""
     body: str = ""
-    """What goes upstream if it wins, kept until it is finished; empty: nothing to keep."""
+    """The message for upstream, kept until it is finished if the claim wins; empty: none."""
     number: int = 0
-    """Of this claim in the outbox of its server, chosen by the claimant; only the same claim made again has it too."""
+    """Names the claim in the outbox of its server; chosen by the claimant, and the same only for a retry."""
     frame: str = ""
     """The key of the frame, in hex."""
     nonce: int | None = None
-    """Of a join request: its DevNonce, won once, ever; ``keep_ms`` is how long the store remembers who did it. None: it
-    is no join, or one that may be won again after ``keep_ms``."""
+    """The DevNonce of a join request, which can be won only once, ever; ``keep_ms`` is how long the store remembers who
+    won it. None: not a join request, or one that can be won again after ``keep_ms``."""
 
     @property
     def entry(self) -> str:
-        """What the store keeps its counters under."""
+        """The store's key for its counters."""
         return self.device if self.nonce is None else f"{self.device}/{self.nonce}"
 
 
 class Claimed(NamedTuple):
-    """What the coordinator answers a `Claim`: whether it won, and whose the frame is."""
+    """The coordinator's answer to a `Claim`: whether it won, and which server owns the frame."""
 
     won: bool
     server: str
     fcnt_up: int
     fcnt_down: int
-    """The counter to answer with; 0 unless won and asked for."""
+    """The counter for the answer; 0 unless the claim won and asked for one."""
     previous: str | None
-    """Who had the device before, if that was another one and this one won."""
+    """The server that counted the device before, if another one and the claim won."""
 
 
 class Finished(NamedTuple):
-    """A message of this server is durable upstream: its body can go."""
+    """A message of this server is durable upstream: its body can be deleted."""
 
     server: str
     number: int
@@ -459,9 +458,9 @@ class Finished(NamedTuple):
 class Unfinished(NamedTuple):
     """A message that its server won and has not finished.
 
-    A server can die between winning a claim and storing its message upstream, when every other server has lost that
-    frame. So the step in which a claim wins keeps its message (`Claim.body`), until the server says that it is stored
-    (`Finished`). What it finds when it starts again it stores first: none is lost.
+    A server can die between winning a claim and storing its message upstream, while every other server has lost that
+    frame. So the store keeps the message (`Claim.body`) in the same step, until the server has stored it upstream
+    (`Finished`). At its next start the server stores the unfinished ones first, so none is lost.
     """
 
     number: int
@@ -471,10 +470,11 @@ class Unfinished(NamedTuple):
 
 
 def won_before(unfinished: Unfinished | None, claim: Claim) -> bool:
-    """Is ``unfinished``, what the outbox has under the claim's number, the message of this very claim?
+    """Is ``unfinished``, the outbox entry under the claim's number, the message of this claim?
 
-    Then it was won, its answer was lost, and it is made again. It is still won, also where a later frame was counted
-    since, or its message would wait in the outbox for a server that thinks it lost. Only a downlink is not given twice.
+    Then the claim was won, its answer was lost, and this is the retry. It is still won, even if a later frame was
+    counted since, or its message would wait in the outbox for a server that believes it lost. Only a down counter is
+    not given twice.
     """
     if unfinished is None or not claim.body:
         return False
@@ -482,22 +482,21 @@ def won_before(unfinished: Unfinished | None, claim: Claim) -> bool:
 
 
 def decide(counters: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
-    """Level 2: what is known after a claim, and what became of it ("Deduplication between different network servers").
+    """Level 2: the counters after a claim, and its result ("Deduplication between different network servers").
 
-    A claim wins with a higher counter, or with the same one if its server has that already (it does its work again
-    after a crash). All others lose. Only the winner gets a counter to send down with. A store says "won" to a lost one
-    that was `won_before`.
+    A claim wins with a higher counter, or with the same one if its server has that already (a retry after a crash). All
+    others lose. Only the winner gets a down counter. To a losing claim that `won_before` the store answers "won".
 
     The store does this in one atomic step. The deployed system takes a lock with an expiry, reads, and writes: a server
-    that is held up between two of these steps wins what another has won. Counters have 32 bits: by the 16 of the air, a
-    device that reaches 65,536 looks like one that fell back to 0, and nothing of it counts for the next 65,535 frames.
+    that is delayed between two of these steps wins what another has won. Counters have 32 bits: with the 16 bits of the
+    air, a device that reaches 65,536 seems to fall back to 0, and none of its next 65,535 frames would count.
 
     >>> known, a = decide(None, Claim("d", "a", 7, wants_down=True))
     >>> known, b = decide(known, Claim("d", "b", 7, wants_down=True))
     >>> a.won, a.fcnt_down, b.won, b.fcnt_down, b.server
     (True, 1, False, 0, 'a')
 
-    A device that may begin again does so once, though a copy of its 0 comes after its 2:
+    A device restarts only once, even if a copy of its 0 comes after its 2:
 
     >>> known, anew = decide(known, Claim("d", "a", 0, restarted_after=7))
     >>> known, two = decide(known, Claim("d", "a", 2))
@@ -523,11 +522,11 @@ def decide(counters: Counters | None, claim: Claim) -> tuple[Counters, Claimed]:
 
 
 def decide_join(counters: Counters | None, claim: Claim, *, used: bool) -> Claimed:
-    """What becomes of a claim with a nonce, which is kept for ever: whoever recorded the request can send it again
-    years later. There are 65,536 at most, and only requests whose MIC is right get here, so no stranger can fill the
-    store. ``used``: its device has joined with it; ``counters``: who did it of late.
+    """The result of a claim with a nonce. Nonces are kept for ever: whoever recorded a join request can replay it years
+    later. A device has 65,536 at most, and the MIC is verified before, so no stranger can fill the store. ``used``: the
+    device has joined with this nonce; ``counters``: the server that won it recently.
 
-    A store says "won" to a lost one that was `won_before`. No server is named: the request is replayed.
+    To a losing claim that `won_before` the store answers "won". If the result names no server, the request is a replay.
 
     >>> claim = Claim("join/d", "b", 0, nonce=7)
     >>> decide_join(None, claim, used=False).won, decide_join(None, claim, used=True).won
@@ -541,44 +540,44 @@ def decide_join(counters: Counters | None, claim: Claim, *, used: bool) -> Claim
 
 
 def _begins_anew(counters: Counters, claim: Claim) -> bool:
-    """Is this the first that the store hears of the device's beginning again?
+    """Is this claim the first to tell the store that the device restarted?
 
-    Each server notices for itself, and the first one begins anew in the store. The copies of the others must not do so
-    once more: they would win what is counted, and shut out what the device sends now. So the claim says what this
-    server heard last before. If the store is behind that, it has begun again already; unless it is so far ahead of the
-    claim that no server can be so late.
+    Each server notices a restart for itself, and the first claim resets the store. The claims of the others must not
+    reset it again: they would win a frame that is counted, and refuse what the device sends now. So a claim tells the
+    last counter that its server heard before the restart. If the store's counter is below that, the store was reset
+    already; unless it is so far ahead of the claim that no server can be that late.
     """
     after = claim.restarted_after
     if after is None or claim.fcnt_up >= counters.fcnt_up:
         return False
-    if counters.server == claim.server:  # which tells in order what it hears
+    if counters.server == claim.server:  # a server makes its claims in order
         return True
-    # After 0 and 1 alone nobody can tell: the 1 of another server may be the one that follows the 0 claimed here.
+    # A stored 0 or 1 cannot tell: the 1 of another server may follow the 0 that is claimed here.
     if counters.fcnt_up <= FIRST_MESSAGE_MAX:
         return False
     return counters.fcnt_up >= after or counters.fcnt_up - claim.fcnt_up > LATE_MAX
 
 
 JOIN_KEEP_MS: Final = 300_000
-"""How long it is remembered which server answered a join; by strict_adr, also how long its DevNonce is. As deployed."""
+"""How long the store remembers which server won a join; with strict_adr, also its DevNonce. As deployed."""
 JOINS: Final = "join/"
-"""What the claim of a join request begins with, where that of a data frame has the DevEUI alone."""
+"""The prefix of ``Claim.device`` for join requests; for data frames it is the DevEUI alone."""
 
 
 class Judged(NamedTuple):
-    """What becomes of a reception: its answer, its status after ADR 007, where it goes, its counter of 32 bits."""
+    """The judgement of a reception: its answer, its status after ADR 007, its route and its 32-bit counter."""
 
     answer: Answer
     status: Status
     route: Route
     fcnt: int
     claim: Claim | None
-    """To be made before this is final; None: it is final."""
+    """To be made before the judgement is final; None: it is final."""
 
 
 @dataclass(slots=True)
 class NetworkServer:
-    """One of the servers: the memory of its stations, and its name among the others."""
+    """The rules of one server: its name among the servers, and the memory of its stations."""
 
     name: str
     stations: Stations = field(default_factory=Stations)
@@ -587,7 +586,7 @@ class NetworkServer:
     strict_adr: bool = field(default=False, kw_only=True)
 
     def uplink(self, device: Device, frame: DataUp, fcnt: int, heard: Heard, station: str, now_ms: int) -> Judged:
-        """Judge a data frame whose MIC is right under this 32-bit counter; ``heard`` is updated."""
+        """Judge a data frame whose MIC fits this 32-bit counter; ``heard`` is updated."""
         if device.gateway is not None and device.gateway != self.name:
             return Judged(OTHER_GATEWAY, NOT_DUPLICATE, NOWHERE, fcnt, None)
         key, confirmed = frame.key, frame.confirmed
@@ -605,14 +604,14 @@ class NetworkServer:
             if not is_known or answer is COUNTED_BEFORE:
                 self.stations.sightings.forget(key)
             if problem is REPLAYED and answer is COUNTED_BEFORE:
-                problem = COUNTED_BEFORE  # no confirmation explains it, but who sent it again is not known, either
+                problem = COUNTED_BEFORE  # unconfirmed, but that somebody replays it is not known, either
             if problem is OLD_COUNTER and answer is FORGOTTEN:
-                problem = FORGOTTEN  # it may be a copy of what level 1 had to give up: no reason to accuse it
+                problem = FORGOTTEN  # it may be a copy of a frame that level 1 evicted
             return Judged(problem, status, NOWHERE, fcnt, None)
-        if not is_known and restarted:  # level 1 does not know it, and it passed: here the counter knows more
+        if not is_known and restarted:
             answer = RESTARTED if answer is NEW_FRAME else FORGOTTEN
         elif not is_known:
-            # The last counter once more, after the expiry or a restart of the server: was the first copy counted?
+            # The last counter again, after the expiry or a restart of the server: was the first copy counted?
             answer = FORGOTTEN if fcnt == last else NEW_FRAME
         heard.frame = key
         claim = Claim(
@@ -622,32 +621,32 @@ class NetworkServer:
         return Judged(answer, status, routed, fcnt, claim)
 
     def join(self, request: JoinRequest, station: str, now_ms: int) -> Judged:
-        """Judge a join request whose MIC is right. The claim on its nonce lets one server answer."""
+        """Judge a join request whose MIC is right. The claim on its nonce lets only one server answer."""
         status, answer = self.stations.join(request.key, station, now_ms)
         if status is DUPLICATE:
             return Judged(answer, status, NOWHERE, 0, None)
         name, nonce = f"{JOINS}{request.dev_eui:016x}/{request.join_eui:016x}", request.dev_nonce
         claim = Claim(name, self.name, 0, keep_ms=JOIN_KEEP_MS, nonce=nonce)
-        if self.strict_adr:  # it may be won again
+        if self.strict_adr:  # it can be won again
             claim = claim._replace(device=claim.entry, nonce=None)
         return Judged(answer, status, Route(True, True, False), 0, claim)
 
     def settle(self, judged: Judged, strategy: Strategy, claimed: Claimed | None) -> Judged:
-        """The final judgement, after the claim. ``claimed`` None: the coordinator could not be asked. Then nothing goes
-        down, for another server may answer too; and what would have been FIRST is UNSURE."""
+        """The final judgement, after the claim. ``claimed`` is None if the coordinator is down: then nothing goes down,
+        since another server may answer too, and a FIRST becomes UNSURE."""
         claim = judged.claim
         if claim is None:
             return judged
         if claimed is None:
             answer = COORDINATOR_DOWN if judged.answer.verdict is Verdict.FIRST else judged.answer
             return judged._replace(answer=answer, route=judged.route._replace(down=False), claim=None)
-        if claimed.won:  # where level 1 had to give up a join, the store knows that it is new
+        if claimed.won:  # that a join is new the store knows, even if level 1 evicted entries
             answer = NEW_JOIN if claim.nonce is not None else judged.answer
             return judged._replace(answer=answer, claim=None)
         if claim.device.startswith(JOINS):  # a join request is dropped whatever the strategy
             answer = NONCE_USED if claimed.server in ("", self.name) else OTHER_SERVER
             return judged._replace(answer=answer, route=NOWHERE, claim=None)
-        # Past this frame the store knows only that a later one was counted, not whether anybody counted this one.
+        # If the store has a later counter, it does not know whether anybody counted this frame.
         answer = OTHER_SERVER if claimed.fcnt_up == claim.fcnt_up else LATE
         lost = route_lost(strategy)
         return judged._replace(answer=answer, route=lost._replace(up=lost.up and judged.route.up), claim=None)

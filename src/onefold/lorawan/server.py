@@ -1,14 +1,14 @@
-"""The server process: stations in front, counters and log behind, and an end that loses nothing.
+"""The gateway server process: its routes, metrics and shutdown.
 
-SIGTERM and SIGINT stop it: nothing more is read, what is in hand is decided and stored, its acknowledgements are sent.
-A kill does none of that; the counters and the log are where they were, and the next start goes on from them. SIGHUP
-reads the registry again, and so does a change of its file.
+SIGTERM and SIGINT stop it: it reads no more, decides and stores the receptions in progress, and acknowledges them.
+After a kill the next start continues from the counters and the log. SIGHUP reloads the registry, and so does a change
+of its file.
 
     /router-info, /router/<eui>    websockets, for stations: see `lns`
     GET /healthz, /metrics
 
-Whoever asks needs the token, but for /healthz. Stations send it as Basics Station does: the file ``tc.key`` holds the
-header, ``Authorization: Bearer TOKEN`` or the bare ``Authorization: TOKEN``.
+All but /healthz need the token. Stations send it as Basics Station does: their file ``tc.key`` holds the header,
+``Authorization: Bearer TOKEN`` or ``Authorization: TOKEN``.
 """
 
 import asyncio
@@ -34,23 +34,23 @@ from onefold.net.http import Admission, HttpServer, check_host, websocket_route
 
 PREFIX: Final = "onefold_gateway"
 GAUGES: Final = {
-    "in_hand": "Receptions that were taken and are not done.",
+    "in_hand": "Receptions in progress.",
     "in_flight": "Receptions without an answer.",
-    "claiming": "Claims in flight, and receptions that wait for a look-up.",
-    "parked": "How many of them wait for a coordinator that is down.",
+    "claiming": "Claims without a result, and receptions that wait for a look-up.",
+    "parked": "Those of them that wait for a coordinator that is down.",
     "devices": "Devices in the registry.",
-    "sessions": "Devices that were heard since the start.",
+    "sessions": "Devices heard since the start.",
     "sightings": "Frames that level 1 remembers.",
-    "unaccounted": "Receptions that arrived and have no verdict, at rest; anything but 0 is an error of the server.",
+    "unaccounted": "Arrivals minus verdicts while nothing is in progress; anything but 0 is an error of the server.",
 }
 FIGURES: Final = {
-    "arrived": "Receptions as the links read them; what became of them is counted where they are judged.",
-    "evicted": "Frames that level 1 forgot too early.",
-    "recovered": "Records an earlier run left behind.",
-    "unreadable": "Records an earlier run left behind that cannot be read.",
-    "unstored": "Records given up at the end.",
-    "unkept": "Receptions that were to be kept, and too many waited for the disk.",
-    "failed": "Receptions that ended in an error of ours.",
+    "arrived": "Receptions read by the links; receptions_total counts them where they are judged.",
+    "evicted": "Frames that level 1 evicted before their expiry.",
+    "recovered": "Records that an earlier run had won and not stored.",
+    "unreadable": "Records that an earlier run had won and that cannot be read.",
+    "unstored": "Records given up at shutdown.",
+    "unkept": "Receptions that --keep-all did not store, because too many waited for the disk.",
+    "failed": "Receptions that ended in an unexpected error.",
 }
 
 
@@ -64,9 +64,9 @@ TEND_S: Final = 10.0
 def gateway_metrics(
     service: GatewayService, lns: Lns, links: Mapping[str, GatewayLink], connections: int
 ) -> Iterator[Metric]:
-    """What there is to watch: read from the service when somebody asks, counted nowhere twice."""
+    """All metrics, read from the service at each scrape."""
     receptions = CounterMetricFamily(
-        f"{PREFIX}_receptions", "Receptions by what became of them.", labels=["verdict", "reason", "status"]
+        f"{PREFIX}_receptions", "Receptions by answer and status.", labels=["verdict", "reason", "status"]
     )
     for (judged, status), count in sorted(service.statuses.items()):
         receptions.add_metric([str(judged.verdict), judged.reason, status], count)
@@ -101,20 +101,20 @@ def gateway_metrics(
 class GatewayServerSettings:
     host: str = "127.0.0.1"
     port: int = PORT
-    """0: any that is free."""
+    """0: any free port."""
     token: str | None = field(default=None, repr=False)
     public_url: str | None = None
-    """Where stations are sent by the discovery, if not to where they asked: ``wss://...`` of a proxy in front."""
+    """Where the discovery sends stations, such as ``wss://...`` of a proxy; None: to the host that they asked."""
     coordinator: str | None = field(default=None, repr=False)
-    """The address of the counters that all servers share; None: this server is the only one. May hold a password."""
+    """The URL of the counters that all servers share, perhaps with a password; None: this is the only server."""
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
 
 
 class GatewayServer(HttpServer):
     """Serves stations until it is stopped.
 
-    ``run`` blocks. In the main thread it listens to signals; in any other, `stop` ends it. ``topic`` opens a
-    durable topic by its name; ``links`` makes the other protocols' links, for a service.
+    ``run`` blocks. In the main thread signals end it; in any other, `stop` does. ``topic`` opens a durable topic by its
+    name; ``links`` makes the links of the other protocols.
     """
 
     name = "gateway"
@@ -125,7 +125,7 @@ class GatewayServer(HttpServer):
         links: Callable[[GatewayService], Mapping[str, GatewayLink]] = lambda service: {},
     ) -> None:  # fmt: skip
         self.settings = settings = settings or GatewayServerSettings()
-        check_host(settings.host, settings.token)  # before anything is opened or made
+        check_host(settings.host, settings.token)  # before any file is opened or created
         self.registry = RegistryFile(devices)
         self.links: Mapping[str, GatewayLink] = {}
         self.service: GatewayService | None = None
@@ -139,7 +139,7 @@ class GatewayServer(HttpServer):
         super().__init__(settings.host, settings.port, settings.token, settings.gateway.limits)
 
     def warnings(self) -> list[str]:
-        """What the coordinator is set up to lose, or why it does not say; one sentence each. Blocks."""
+        """Settings of the coordinator that can lose data, or why it does not answer; one sentence each. Blocks."""
         ask: Callable[[], list[str]] | None = getattr(self._shared, "warnings", None)
         if ask is None:
             return []
@@ -164,7 +164,7 @@ class GatewayServer(HttpServer):
         hung_up = asyncio.Event()
 
         async def watch() -> None:
-            """Use the registry again when its file has changed, and on SIGHUP."""
+            """Reload the registry when its file has changed, and on SIGHUP."""
             while True:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(hung_up.wait(), WATCH_S)
@@ -187,7 +187,7 @@ class GatewayServer(HttpServer):
             ending.push_async_callback(service.close)
             links = self.links = self._make_links(service)
             for link in links.values():
-                ending.push_async_callback(link.stop)  # after the last request: they too have acknowledgements to send
+                ending.push_async_callback(link.stop)  # after the drain, which sends acknowledgements
                 await link.start()
             if threading.current_thread() is threading.main_thread():
                 asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hung_up.set)

@@ -1,7 +1,7 @@
-"""Receptions as an operator reads them on a terminal: the books, the losses, the gateways, the windows.
+"""The report on receptions for a terminal: the tally, losses, gateways and windows.
 
-Input is the plain document of ``onefold lorawan report --json``. Text from the data is shown by `text.foreign`: a
-device may be called anything.
+Input is the document of ``onefold lorawan report --json``. Text from the data is shown by `text.foreign`, since a
+device may have any name.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

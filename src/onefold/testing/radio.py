@@ -1,36 +1,36 @@
-"""Radio traffic from one seed: the world is drawn, then the air, then who hears it; the truth follows from these.
+"""Radio traffic from one seed: it draws the world, the air and the receptions; the truth follows from them.
 
 The same plan makes the same traffic, byte for byte.
 
-- `RadioWorld`: gateways stand anywhere in a square; a device stands in the range of one that is drawn for it, and
-  whoever else is near enough hears it too. Strangers are devices of other networks, and in no registry.
-- `Air`: a *frame* is what a device makes once, with its counter; a *transmission* is a frame on the air at some time:
-  the first one, a retry because no acknowledgement came, or a replay by somebody else. Both lie in flat arrays:
+- `RadioWorld`: gateways stand anywhere in a square; a device stands in the range of one drawn for it, and every other
+  gateway in range hears it too. Strangers are devices of other networks, and not in the registry.
+- `Air`: a *frame* is made once by a device, with its counter; a *transmission* is a frame on the air at some time: the
+  first one, a retry because no acknowledgement came, or a replay by somebody else. Both are in flat arrays:
 
       frames          uplinks (device after device, each device's in order) | forged | foreign | join requests
       transmissions   one of each frame | retries of confirmed uplinks | replays
 
 - `RadioReceptions`: a gateway in range hears a transmission unless it fades; sometimes it has it twice, the second time
-  as a mirror image on another frequency, 30 dB down or more. Every gateway has its own way to the server, one is slow.
-- `RadioTruth`: the *first* reception of a frame is the one that reaches the server first. Of the others, one of the
-  same transmission is by another gateway (or a mirror image by the same); one of a later transmission is a retry, or a
-  replay if it was not the device that sent it.
+  as a mirror image on another frequency, 30 dB down or more. Each gateway has its delay to the server, one is slow.
+- `RadioTruth`: the *first* reception of a frame is the one that reaches the server first. Another one of the same
+  transmission is by another gateway, or a mirror image by the same; one of a later transmission is a retry, or a replay
+  if the device did not send it.
 
-Two things are arranged so that the truth can be told from the air alone. What a replay or a restart is judged by is
-*sure* to be heard: the uplink after a replayed one, and those around a restart. And devices that may restart their
-counter are not replayed: of such a device nobody can tell a replay from a restart.
+Two rules make the truth decidable from the receptions alone. The uplinks that a replay or a restart is judged by are
+*sure* to be heard: the one after a replayed uplink, and those around a restart. And devices that may restart their
+counter are not replayed: nobody could tell a replay from a restart.
 
 In a folder, which is written whole or not at all:
 
     receptions.jsonl          {"station": "0016...", "at_ms": 1704067230000, "message": {"msgtype": "updf", ...}}
     devices.toml              a registry of the devices, for `onefold serve gateway --devices`
-    truth/receptions.jsonl    what each of these lines is, in the same order
-    truth/devices.jsonl       of each device how many uplinks were sent, heard, lost
-    truth/plan.json           what it was made from
+    truth/receptions.jsonl    the kind of each of these lines, in the same order
+    truth/devices.jsonl       per device, how many uplinks were sent, heard, lost
+    truth/plan.json           the plan
 
 Receptions are messages of a Basics Station, ``updf`` and ``jreq``. Stations write addresses and integrity codes as
-*signed* 32-bit numbers, ids with dashes, a missing port as -1. Lines are put together from text: the part that is the
-frame's is made once per frame, and nothing in it needs escaping.
+*signed* 32-bit numbers, ids with dashes, a missing port as -1. Lines are joined from text: the frame's part is made
+once per frame, and nothing in it needs escaping.
 
 Cost: some 10 us per distinct frame (its integrity code; copies share their frame) and 5 us per reception when it is
 written; nothing else runs row by row in Python.
@@ -58,16 +58,16 @@ Strategies: TypeAlias = Literal["drop", "mark", "none", "mixed"]
 STRATEGIES: Final = ("drop", "mark", "none")
 
 RETRIES_MAX: Final = 3
-"""Confirmed frames are sent again at most so often: what network servers let pass as the same frame."""
+"""Retries of a confirmed frame; network servers accept as many as the same frame."""
 RETRY_MS: Final = (2_500, 5_000)
-"""Between two transmissions of a confirmed frame: both receive windows have to pass without an answer."""
+"""Between two transmissions of a confirmed frame: both receive windows must pass without an answer."""
 RECEPTIONS_MAX: Final = 20_000_000
-"""Above it the tables of one run no longer fit into a small machine's memory."""
+"""Beyond it the tables of one run do not fit into the memory of a small machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RadioPlan:
-    """What to make; a share is one of uplinks unless said otherwise. The defaults are a small town on a bad day.
+    """The settings of a simulation; shares are of uplinks unless noted. The defaults are a small town on a bad day.
 
     >>> RadioPlan(devices=5, frames=4)
     Traceback (most recent call last):
@@ -78,35 +78,35 @@ class RadioPlan:
     devices: Annotated[int, (1, 100_000)] = 50
     gateways: Annotated[int, (1, 1_000)] = 5
     frames: Annotated[int, (1, 10_000_000)] = 5_000
-    """Uplinks that the devices send, all together; what is sent again, replayed or forged comes on top."""
+    """Uplinks of all devices together; retries, replays and forged frames come on top."""
     interval_ms: Annotated[int, (1_000, DAY_MS)] = 60_000
     side_m: Annotated[int, (1, 1_000_000)] = 10_000
     range_m: Annotated[int, (1, 10_000_000)] = 5_000
-    """How far a gateway hears; a device is in the range of one at least."""
+    """How far a gateway hears; each device is in the range of at least one."""
     delay_ms: Annotated[int, (1, 10_000)] = 40
-    """From a gateway to the server, as a rule."""
+    """From a gateway to the server; the mean."""
     slow_ms: Annotated[int, (1, 10_000)] = 600
-    """Of the last of two or more gateways, on a mobile link; far below the 60 s for which servers remember a frame."""
+    """The delay of the last of two or more gateways, on a mobile link; far below the expiry of 60 s."""
     strategy: Strategies = "mixed"
-    """Of all devices; mixed: each has its own."""
+    """Of all devices; mixed: they differ."""
     confirmed: Share = 0.25
     retries: Share = 0.3
     """Share of *confirmed* uplinks whose acknowledgement is missed: sent again, up to three times."""
     retry_ms: Annotated[int, (0, DAY_MS)] = 0
-    """How long a device waits before it sends a confirmed frame again, in the median: half of that to half as much
-    again. 0: as soon as both receive windows have passed, 2.5 to 5 s. Stacks that back off wait for minutes."""
+    """The median wait before a retry, which varies by half of it either way. 0: 2.5 to 5 s, after both receive windows.
+    Devices that back off wait for minutes."""
     losses: MostlyLess = 0.02
-    """Uplinks that no gateway hears, however often they are sent."""
+    """Uplinks that no gateway hears, retries included."""
     fades: MostlyLess = 0.05
     """Share of *receptions* that fail, one gateway at a time."""
     mirrors: Share = 0.01
     """Share of *receptions* that a gateway has twice: same instant, other frequency, much weaker."""
     replays: Share = 0.01
-    """Recorded by somebody and sent again when the device is further on."""
+    """Uplinks that somebody records and sends again after the device's next ones."""
     forged: Share = 0.01
     """Frames on top with a device's address, a counter that fits, and a wrong integrity code."""
     foreign: Share = 0.01
-    """Frames on top of devices of other networks: in no registry."""
+    """Frames on top from devices of other networks, which are not in the registry."""
     joins: Share = 0.2
     """Share of *devices* that join over the air, once or twice."""
     rollovers: Share = 0.1
@@ -114,7 +114,7 @@ class RadioPlan:
     resets: Share = 0.1
     """Share of *devices* that restart their counter on the way."""
     shared: Share = 0.04
-    """Share of *devices* that have the address of another."""
+    """Share of *devices* with the address of another one."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -140,7 +140,7 @@ class RadioPlan:
 
     @property
     def quiet_ms(self) -> int:
-        """What a device leaves between two uplinks at least, so that no slow gateway turns their order round."""
+        """The least time between two uplinks of a device, so that no slow gateway reverses their order."""
         return 2 * (self.delay_ms + self.slow_ms) + 1_000
 
 
@@ -148,7 +148,7 @@ QUIET: Final = RadioPlan(
     range_m=10_000_000, confirmed=0, retries=0, losses=0, fades=0, mirrors=0, replays=0, forged=0, foreign=0,
     joins=0, rollovers=0, resets=0, shared=0,
 )  # fmt: skip
-"""Every gateway hears every frame, once; make others of it with `dataclasses.replace`."""
+"""Every gateway hears every frame, once; a base for `dataclasses.replace`."""
 
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -159,7 +159,7 @@ STRANGERS: Final = 8
 JOIN_EUI: Final = 0x70B3D57ED0000001
 GATEWAY_EUI: Final = 0x0016C001FF100000
 PREFIXES: Final = (0x26000000, 0xFC000000)
-"""Of addresses. Stations say them as signed numbers: the second kind comes out negative."""
+"""Of addresses. Stations write them as signed numbers; the second is negative then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +171,7 @@ class SimDevice:
     strategy: str
     joins: bool = False
     resets: bool = False
-    """Restarts its counter on the way, and is let."""
+    """Restarts its counter, and is registered as relaxed."""
     rolls_over: bool = False
     epoch: int = 0
     """The high word of its counter before it rolls over."""
@@ -193,15 +193,15 @@ class RadioWorld:
 
 
 def build(rng: np.random.Generator, plan: RadioPlan) -> RadioWorld:
-    people = plan.devices + STRANGERS
-    low = rng.choice(1 << 24, size=people, replace=False)
+    count = plan.devices + STRANGERS
+    low = rng.choice(1 << 24, size=count, replace=False)
     addresses = [PREFIXES[i % 2] | int(value) for i, value in enumerate(low)]
     for i in rng.permutation(plan.devices)[: round(plan.shared * plan.devices)]:
         addresses[int(i)] = addresses[int(rng.integers(plan.devices))]
     order = rng.permutation(plan.devices)
     ends = np.cumsum([round(share * plan.devices) for share in (plan.joins, plan.rollovers, plan.resets)])
     joins, rolls, resets = (set(part.tolist()) for part in np.split(order, ends)[:3])
-    keys = rng.bytes(32 * people)
+    keys = rng.bytes(32 * count)
     devices = [
         SimDevice(
             dev_eui=0x70B3D57ED0100000 + i,
@@ -215,12 +215,12 @@ def build(rng: np.random.Generator, plan: RadioPlan) -> RadioWorld:
             epoch=i % 3,
             stranger=i >= plan.devices,
         )
-        for i in range(people)
+        for i in range(count)
     ]
     where = rng.uniform(0, plan.side_m, (plan.gateways, 2))
-    home = rng.integers(plan.gateways, size=people)
-    reach = min(plan.range_m, plan.side_m) * np.sqrt(rng.random(people))  # the root: evenly over the disc
-    angle = rng.uniform(0, 2 * np.pi, people)
+    home = rng.integers(plan.gateways, size=count)
+    reach = min(plan.range_m, plan.side_m) * np.sqrt(rng.random(count))  # the root: evenly over the disc
+    angle = rng.uniform(0, 2 * np.pi, count)
     position = where[home] + reach[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
     distance = np.hypot(*(position[:, None, :] - where[None, :, :]).transpose(2, 0, 1))
     delay = rng.uniform(0.5, 1.5, plan.gateways) * plan.delay_ms
@@ -241,7 +241,7 @@ BEGIN_MS: Final = 1_704_067_200_000
 JOIN_MS: Final = 10_000
 """Between two join requests of a device, and before its first uplink."""
 RESET_AFTER: Final = 4
-"""Uplinks before a restart, at least: below it a restarted counter would not be a step back."""
+"""The least number of uplinks before a restart, so that the restarted counter is a step back."""
 
 
 class Frames(IntEnum):
@@ -261,7 +261,7 @@ class SentFrame(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Air:
-    """All that was sent. Columns by frame, then by transmission; counters are 32 bit."""
+    """All that was sent. Columns by frame, then by transmission; counters have 32 bits."""
 
     kind: Ints
     device: Ints
@@ -269,7 +269,7 @@ class Air:
     """Of a join request: its nonce."""
     confirmed: Bools
     frame: Ints
-    """Per transmission, as all that follow: what it carries."""
+    """Per transmission, like all columns below: the frame that it carries."""
     time_ms: Ints
     sent: Ints
     lost: Bools
@@ -281,7 +281,7 @@ class Air:
 class _Uplinks:
     device: Ints
     ordinal: Ints
-    """In its device's row of uplinks, from 0."""
+    """The position among the uplinks of its device, from 0."""
     count: Ints
     counter: Ints
     confirmed: Bools
@@ -293,22 +293,22 @@ class _Uplinks:
 
 def transmit(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> Air:
     up = _uplinks(rng, plan, world)
-    # What somebody sends again, after the device's next one was heard.
+    # Replays, after the device's next uplink was heard.
     fixed = ~np.array([d.resets for d in world.devices])[up.device]
     could = np.flatnonzero(fixed & (up.ordinal < up.count - 1))
     replayed = rng.choice(could, min(round(plan.replays * plan.frames), len(could)), replace=False)
-    up.sure[replayed] = up.sure[replayed + 1] = True  # who replays it has heard it, and so has the network
+    up.sure[replayed] = up.sure[replayed + 1] = True  # the replayer has heard it, and so has the network
     later = plan.quiet_ms + rng.exponential(plan.interval_ms, len(replayed)).astype(np.int64)
     replay_ms = up.time_ms[replayed + 1] + later
     up.lost &= ~up.sure
-    # What the device sends again: uplink by uplink, in order.
+    # Retries: uplink by uplink, in order.
     retry_of = np.repeat(np.arange(len(up.device)), up.retries)
     total = np.cumsum(rng.integers(*plan.retry_range_ms, len(retry_of)))
     before = np.concatenate([[0], total])[np.cumsum(up.retries) - up.retries]
     retry_ms = up.time_ms[retry_of] + total - before[retry_of]
     forged = rng.integers(plan.frames, size=round(plan.forged * plan.frames))
     foreign = rng.integers(plan.devices, len(world.devices), size=round(plan.foreign * plan.frames))
-    # Who asks to join: once or twice before its first uplink.
+    # Join requests: one or two before the first uplink.
     once = np.flatnonzero([d.joins for d in world.devices])
     twice = rng.random(len(once)) < 0.3
     nonces = rng.integers(0, 65_000, len(once))
@@ -346,7 +346,7 @@ def _uplinks(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> _U
     rolls, resets, epoch = (
         np.array([getattr(d, name) for d in world.devices])[device] for name in ("rolls_over", "resets", "epoch")
     )
-    begin = device % 2  # devices begin at 0 or at 1
+    begin = device % 2  # devices count from 0 or from 1
     life, resets = ordinal - count // 2, resets & (count >= 2 * RESET_AFTER)
     counter = np.where(rolls, ((epoch + 1) << 16) - (count + 1) // 2, begin) + ordinal
     counter = np.where(resets & (life >= 0), life + begin, counter)
@@ -354,7 +354,7 @@ def _uplinks(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> _U
     gap = rng.uniform(0.5, 1.5, plan.frames) * plan.interval_ms
     gap = np.maximum(gap, plan.quiet_ms) + np.concatenate([[0], retries[:-1]]) * plan.retry_range_ms[1]
     time = np.cumsum(gap)
-    time += (rng.random(plan.devices) * plan.interval_ms - time[starts])[device]  # each device begins when it likes
+    time += (rng.random(plan.devices) * plan.interval_ms - time[starts])[device]  # a random start per device
     return _Uplinks(
         device=device,
         ordinal=ordinal,
@@ -371,7 +371,7 @@ def _uplinks(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld) -> _U
 CHANNELS_HZ: Final = (868_100_000, 868_300_000, 868_500_000)
 DATA_RATES: Final = 6
 NOISE_DBM: Final = -117
-"""The noise of a LoRa channel: what is above it is the SNR, which the chips report up to about 10 dB."""
+"""The noise of a LoRa channel. The SNR is relative to it; the chips report at most about 10 dB."""
 IMAGE_DB: Final = 30
 IMAGE_HZ: Final = 200_000
 
@@ -389,11 +389,11 @@ class RadioReceptions:
     frequency_hz: Ints
     data_rate: Ints
     xtime: Ints
-    """The gateway's own microseconds: the gateway in the high bits, and no two alike."""
+    """The gateway's own clock in microseconds, unique, with the gateway in the high bits."""
 
 
 def receive(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, air: Air) -> RadioReceptions:
-    """Draw who hears what, and when the server knows."""
+    """Draw which gateways hear which transmission, and when it arrives at the server."""
     device = air.device[air.frame]
     hears = world.heard[device] & (rng.random((len(device), plan.gateways)) >= plan.fades)
     hears[np.arange(len(device)), world.nearest[device]] |= air.sure
@@ -407,7 +407,7 @@ def receive(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, air: A
     twice = np.flatnonzero(rng.random(len(at)) < plan.mirrors)
     every = np.concatenate([np.arange(len(at)), twice])
     mirror = np.arange(len(every)) >= len(at)
-    order = np.argsort(at[every], kind="stable")  # an image never comes before its frame
+    order = np.argsort(at[every], kind="stable")  # stable: a mirror image comes after its frame
     which, mirror = every[order], mirror[order]
     weaker = mirror * (IMAGE_DB + rng.uniform(0, 15, len(which)))
     level = rssi[which] - weaker
@@ -421,7 +421,7 @@ def receive(rng: np.random.Generator, plan: RadioPlan, world: RadioWorld, air: A
         frequency_hz=frequency[which] + mirror * IMAGE_HZ,
         data_rate=rng.integers(DATA_RATES, size=len(device))[transmission[which]],
         xtime=(air.time_ms[transmission[which]] - BEGIN_MS) * 1_000
-        + np.arange(len(which)) % 1_000  # within a millisecond they are counted
+        + np.arange(len(which)) % 1_000  # unique within a millisecond
         + (gateway[which] + 1 << 48),
     )
 
@@ -456,7 +456,7 @@ def sign(rng: np.random.Generator, world: RadioWorld, air: Air) -> Iterator[Fram
 
 
 class FrameKind(IntEnum):
-    """What a reception is; ``name.lower()`` in the truth's file."""
+    """The kind of a reception; ``name.lower()`` in the file of the truth."""
 
     FIRST = 0
     OTHER_GATEWAY = 1
@@ -468,7 +468,7 @@ class FrameKind(IntEnum):
 
 
 class DeviceTruth(NamedTuple):
-    """What became of the uplinks of one device: ``sent = heard + lost``."""
+    """The uplinks of one device: ``sent = heard + lost``."""
 
     dev_eui: int
     sent: int
@@ -476,7 +476,7 @@ class DeviceTruth(NamedTuple):
     heard: int
     lost: int
     lost_between: int
-    """Of the lost: those with a heard one before and after, which the counters of what was heard give away."""
+    """The lost ones with a heard one before and after, which show in the counters of the heard ones."""
     joins: int
     resets: int
     rollovers: int
@@ -563,20 +563,20 @@ class TruthLine(NamedTuple):
     kind: FrameKind
     frame: int
     device: str
-    """Its DevEUI, in hex; of a stranger too."""
+    """Its DevEUI, in hex; also for strangers."""
     counter: int
-    """32 bit; of a join request: its nonce."""
+    """32 bits; of a join request: its nonce."""
     join: bool
 
 
 class HeardFrame(NamedTuple):
-    """A line of the traffic: what one station says, and when."""
+    """A line of the traffic: the message of one station, and its time of arrival."""
 
     station: str
     at_ms: int
     message: str
     xtime: int
-    """The station's own clock in it: whoever answers the frame says it again."""
+    """The station's own clock in the message; the answer repeats it."""
 
 
 def truth_lines(traffic: RadioTraffic) -> Iterator[TruthLine]:
@@ -599,7 +599,7 @@ def as_json(line: TruthLine) -> str:
 
 
 def registry(traffic: RadioTraffic) -> Iterator[str]:
-    """The text of the registry, device by device; strangers are not in it."""
+    """The text of the registry, device by device, without strangers."""
     starts = first_counters(traffic)
     for i, device in enumerate(traffic.world.devices):
         if device.stranger:
@@ -616,7 +616,7 @@ def registry(traffic: RadioTraffic) -> Iterator[str]:
             lines.append(f'app_key = "{device.app_key.hex()}"')
         if device.resets:
             lines.append("relaxed = true")
-        if device.rolls_over:  # nobody can guess a high word that was never heard, nor one that passed unheard
+        if device.rolls_over:  # a high word that was never heard, or changed unheard, cannot be guessed
             lines.append(f"fcnt_up = {starts[i] - 1}")
         yield "\n".join(lines) + "\n\n"
 
@@ -629,7 +629,7 @@ def first_counters(traffic: RadioTraffic) -> dict[int, int]:
 
 
 def heard(traffic: RadioTraffic) -> Iterator[HeardFrame]:
-    """Every reception in order of arrival: the lines of the traffic, without a file."""
+    """Every reception in order of arrival, as in the file."""
     arrivals = traffic.receptions
     texts = [_frame(frame) for frame in traffic.frames]
     times = traffic.air.time_ms[arrivals.transmission]
@@ -668,11 +668,11 @@ DEVICES: Final = "devices.toml"
 TRUTH: Final = "truth/receptions.jsonl"
 ORDER: Final = ["station", "at_ms", "message"]
 LINE_BYTES_MAX: Final = 16_384
-"""Of a line that is read; a message of ours has less than a kilobyte."""
+"""The longest line that is read; our messages have less than a kilobyte."""
 
 
 def write(traffic: RadioTraffic, folder: str | Path) -> None:
-    """Write traffic, registry and truth into a folder that must not exist or be empty."""
+    """Write traffic, registry and truth into a folder, which must not exist or be empty."""
     with whole_folder(Path(folder), "folder") as whole:
         (whole / "truth").mkdir()
         lines = heard(traffic)
@@ -698,10 +698,10 @@ def read(folder: str | Path) -> Iterator[HeardFrame]:
                 station, at_ms, xtime = line["station"], line["at_ms"], line["message"]["upinfo"]["xtime"]
                 if len(station) != 16 or int(station, 16) < 0 or (type(at_ms), type(xtime)) != (int, int):
                     raise ValueError(station)
-                # As it stands there: to write it again costs as much as to read it.
+                # The text as it is: serialising it again would cost as much as parsing it.
                 message = text.partition(b'"message":')[2].rstrip()[:-1] if [*line] == ORDER else None
                 yield HeardFrame(station, at_ms, message.decode() if message else json.dumps(line["message"]), xtime)
-            except (ValueError, TypeError, KeyError) as error:
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
                 raise BadInput(f"{file}:{number}: is no reception: {text[:80]!r}") from error
 
 

@@ -1,14 +1,14 @@
-"""Stations that speak the LoRa Basics Station LNS protocol to a server, as many as you like on one event loop.
+"""Simulated stations that speak the LoRa Basics Station LNS protocol to a server, many on one event loop.
 
-    /router-info    {"router": id} ->   <- {"router": id, "muxs": id, "uri": "ws://..."}    where to go
-    uri             version ->          <- router_config                                    who we are, what to do
-                    updf, jreq ->                                                           what was heard
-                    dntxed ->           <- dnmsg                                            transmit this; it is done
-                    timesync ->         <- timesync                                         what time is it
+    /router-info    {"router": id} ->   <- {"router": id, "muxs": id, "uri": "ws://..."}    discovery
+    uri             version ->          <- router_config                                    configuration
+                    updf, jreq ->                                                           uplinks
+                    dntxed ->           <- dnmsg                                            downlinks, confirmed
+                    timesync ->         <- timesync                                         time
 
 A station that loses its server connects again, from the discovery on; what it hears meanwhile is lost and counted, as
-with real stations. Every ``dnmsg`` is parsed, its integrity code checked, and kept as an `Ack`. Which device is meant
-that code tells, for devices may share an address; which uplink it answers, the clock value that the server repeats.
+with real stations. Every ``dnmsg`` is parsed, its integrity code checked, and kept as an `Ack`. Devices may share an
+address, so the code identifies the device; the clock value that the server repeats identifies the uplink.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Ack(NamedTuple):
     uplink: int
     """The 16-bit counter of the uplink that it answers."""
     mic: int
-    """The integrity code of that uplink: a device that begins again uses its counters again, but not for the same."""
+    """The integrity code of that uplink: a restarted device reuses counters, but not with the same code."""
     counter: int
     station: str
     server: str
@@ -51,7 +51,7 @@ class Ack(NamedTuple):
 
 
 class Ring:
-    """The keys of all devices, and the last counter that went down to each."""
+    """The keys of all devices, and the last down counter of each."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -79,20 +79,20 @@ class Ring:
 
 def doubled(acks: Iterable[Ack]) -> Mapping[tuple[str, int, int], set[str]]:
     """The uplinks (device, counter, integrity code) that more than one server acknowledged; there must be none."""
-    by: defaultdict[tuple[str, int, int], set[str]] = defaultdict(set)
+    servers_by_uplink: defaultdict[tuple[str, int, int], set[str]] = defaultdict(set)
     for ack in acks:
-        by[ack.device, ack.uplink, ack.mic].add(ack.server)
-    return {uplink: servers for uplink, servers in by.items() if len(servers) > 1}
+        servers_by_uplink[ack.device, ack.uplink, ack.mic].add(ack.server)
+    return {uplink: servers for uplink, servers in servers_by_uplink.items() if len(servers) > 1}
 
 
 OPEN_S: Final = 10.0
 AGAIN_S: Final = 0.05
-"""Between two attempts to connect; real stations wait 10 s and more, and a test has not that long."""
+"""Between two attempts to connect; real stations wait 10 s and more, which is too long for a test."""
 MESSAGE_BYTES_MAX: Final = 1 << 20
 UPLINKS_KEPT_MAX: Final = 100_000
-"""Of each station, to know which uplink a server answers."""
+"""Per station, to identify the uplink that a server answers."""
 YIELD_EVERY: Final = 32
-"""Messages sent before the readers have their turn."""
+"""Messages sent before the readers run."""
 
 LOG: Final = logging.getLogger("onefold.stations")
 LOG.addHandler(logging.NullHandler())
@@ -108,7 +108,7 @@ class Counts:
     transmitted: int = 0
     timesyncs: int = 0
     problems: list[str] = field(default_factory=list)
-    """What a server said that makes no sense; the first hundred."""
+    """Invalid messages of a server; the first hundred."""
     acks: list[Ack] = field(default_factory=list)
 
     def problem(self, text: str) -> None:
@@ -120,7 +120,7 @@ class Station:
     def __init__(self, eui: str, at: str, ring: Ring, counts: Counts, *, token: str | None = None) -> None:
         self.eui, self.at = eui, at.rstrip("/")
         self.config: dict[str, Any] | None = None
-        """What the server said we are to do; None until it did."""
+        """The router_config of the server; None before the first."""
         self._ring, self._counts = ring, counts
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._socket: ClientConnection | None = None
@@ -128,11 +128,11 @@ class Station:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Connect and wait until the server has said what to do; then go on in the background."""
+        """Connect and wait for the configuration; then run in the background."""
         self._task = asyncio.create_task(self._live(await self._connected()))
 
     async def send(self, heard: HeardFrame) -> bool:
-        """Hand over what was heard; False: there is no connection."""
+        """Send a frame that was heard; False if there is no connection."""
         if self._socket is None:
             return False
         self._sent[heard.xtime] = heard.message, perf_counter()
@@ -177,19 +177,23 @@ class Station:
         uri = str(reply["uri"])
         socket = await self._open(uri)
         version = {"msgtype": "version", "station": "onefold", "firmware": None, "package": None, "model": "simulated"}
-        await socket.send(json.dumps(version | {"protocol": 2, "features": ""}))
-        config = document(await asyncio.wait_for(socket.recv(), OPEN_S), f"{uri}: the answer")
-        if config.get("msgtype") != "router_config":
-            raise BadInput(f"{uri}: said {str(config)[:200]}, must be a router_config")
+        try:
+            await socket.send(json.dumps(version | {"protocol": 2, "features": ""}))
+            config = document(await asyncio.wait_for(socket.recv(), OPEN_S), f"{uri}: the answer")
+            if config.get("msgtype") != "router_config":
+                raise BadInput(f"{uri}: said {str(config)[:200]}, must be a router_config")
+            await socket.send(json.dumps({"msgtype": "timesync", "txtime": int(time() * 1e6)}))
+        except BaseException:
+            await socket.close()
+            raise
         self.config = config
-        await socket.send(json.dumps({"msgtype": "timesync", "txtime": int(time() * 1e6)}))
         self._socket = socket
         self._counts.connects += 1
         return socket
 
     async def _open(self, url: str) -> ClientConnection:
         try:
-            # No pings: a server that is gone is found out by its closed socket.
+            # No pings: the closed socket shows that a server is gone.
             return await connect(
                 url, additional_headers=self._headers, compression=None, proxy=None, open_timeout=OPEN_S,
                 close_timeout=1, ping_interval=None, max_size=MESSAGE_BYTES_MAX, logger=LOG,
@@ -227,10 +231,10 @@ class Station:
 
 
 class Fleet:
-    """All stations of some traffic. Use it as ``async with``."""
+    """All stations of some traffic; an async context manager."""
 
     def __init__(self, places: Mapping[str, str], ring: Ring, *, token: str | None = None) -> None:
-        """Which station (hex id) goes to which server (``ws://host:port``)."""
+        """``places``: the server (``ws://host:port``) of each station (hex id)."""
         self.counts = Counts()
         self.stations = {eui: Station(eui, at, ring, self.counts, token=token) for eui, at in places.items()}
 
@@ -246,7 +250,7 @@ class Fleet:
         await self.close()
 
     async def play(self, lines: Iterable[HeardFrame], *, rate: float | None = None) -> None:
-        """Send the lines, each by its station, in order; at most ``rate`` a second."""
+        """Send the frames in order, each by its station; at most ``rate`` a second."""
         began = perf_counter()
         for n, heard in enumerate(lines):
             if rate is not None and (ahead := began + n / rate - perf_counter()) > 0.001:
@@ -259,10 +263,10 @@ class Fleet:
                 self.counts.unsent += 1
 
     async def quiet(self, seconds: float) -> None:
-        """Wait until the servers have said nothing for so long."""
-        seen = -1
-        while seen != self.counts.received:
-            seen = self.counts.received
+        """Wait until the servers have sent nothing for so long."""
+        received = -1
+        while received != self.counts.received:
+            received = self.counts.received
             await asyncio.sleep(seconds)
 
     async def close(self) -> None:

@@ -5,7 +5,10 @@ import json
 import resource
 import socket
 import struct
+from collections import Counter
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -163,6 +166,33 @@ def test_a_station_that_never_reads_is_cut_off_and_the_others_are_served(tmp_pat
         assert other.message()["msgtype"] == "dnmsg"
         deaf.close()
     assert "station 0000000000000001 does not read (20 messages wait for it): cut off" in capfd.readouterr().err
+
+
+def test_a_station_that_reads_each_message_within_the_limit_is_not_cut_off():
+    async def main():
+        loop, late_s, sent, aborts = asyncio.get_running_loop(), [0.0], [], []
+        now_s = loop.time
+        loop.time = lambda: now_s() + late_s[0]  # type: ignore[method-assign]
+
+        async def send(message):
+            late_s[0] += 15  # of write_s, which is 20
+            for _ in range(3):
+                await asyncio.sleep(0)
+            sent.append(message)
+
+        async def receive():
+            await asyncio.Event().wait()
+
+        lns: Any = SimpleNamespace(service=SimpleNamespace(settings=GatewaySettings()), messages=Counter())
+        connection = lns_json.StationConnection(lns, STATION, receive, send, lambda: aborts.append(1))
+        for number in range(5):
+            assert connection.send(str(number))
+        connection.close(1000, "")
+        await connection.run()
+        assert [message.get("text") for message in sent] == ["0", "1", "2", "3", "4", None]
+        assert not aborts
+
+    asyncio.run(main())
 
 
 def test_a_flood_of_bad_messages_leaves_memory_flat(tmp_path):

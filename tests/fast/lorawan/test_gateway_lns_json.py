@@ -123,6 +123,7 @@ def test_what_the_vectors_reject_is_rejected_with_field_and_value(line):
         (changed(UPDF, DevAddr=-(2**31) - 1), "DevAddr is -2147483649"),
         (changed(UPDF, FRMPayload="5AB"), "FRMPayload is '5AB'"),
         (changed(UPDF, FRMPayload="5A BB"), "FRMPayload is '5A BB'"),
+        (changed(UPDF, FRMPayload="5A\tBB\n"), r"FRMPayload is '5A\tBB\n'"),
         (changed(UPDF, FRMPayload="00" * 243), "FRMPayload has 243 bytes"),
         (changed(UPDF, DR=8), "DR is 8, EU868 has 0 to 7"),
         (changed(UPDF, upinfo=...), "upinfo is missing"),

@@ -8,6 +8,7 @@ from onefold.clock import wall_ms
 from onefold.lorawan.flow import GatewayLimits, GatewayService, Upstream
 from onefold.lorawan.mic import signed_join
 from onefold.lorawan.stores.sqlite import MemoryCounters, SqliteCounters
+from onefold.verdict import Verdict
 from tests.lib.gatewaying import KEY, FaultyCounters, Way, answered, device, kept, reception, service, stored, uplink
 
 HOUR_MS = 3_600_000
@@ -192,3 +193,32 @@ def test_copies_of_a_frame_whose_claim_could_not_be_made_wait_for_nothing(tmp_pa
             assert answered(made) == {"coordinator_down": 1, "other_station": 1}
 
     asyncio.run(main())
+
+
+def test_a_join_that_only_the_store_knows_to_be_new_is_stored_as_it_is_counted(tmp_path):
+    async def main():
+        async with service(tmp_path, device(app_key=KEY)) as made:
+            made._sightings.entries_max = 1
+            for each in (reception(uplink(1)), reception(uplink(2)), joining(7)):
+                made.hear(each)
+                await made.idle()
+            assert answered(made) == {"new_frame": 2, "new_join": 1}
+
+    asyncio.run(main())
+    (join,) = [row for row in stored(tmp_path) if row["kind"] == "join"]
+    assert (join["verdict"], join["reason"]) == ("FIRST", "new_join")
+
+
+def test_a_device_that_began_again_goes_on_after_a_restart_whatever_counter_the_registry_has(tmp_path):
+    async def main():
+        relaxed = device(relaxed=True, fcnt_up=70_000)
+        for counters in ((70_001, 0, 1, 2), (3, 4)):
+            local = SqliteCounters(tmp_path / "counters.db", wall_ms)
+            async with service(tmp_path / "log", relaxed, local=local) as made:
+                for fcnt in counters:
+                    made.hear(reception(uplink(fcnt)))
+                    await made.idle()
+                assert made.tally.count(Verdict.FIRST) == len(counters)
+
+    asyncio.run(main())
+    assert [row["fcnt"] for row in stored(tmp_path / "log")] == [70_001, 0, 1, 2, 3, 4]

@@ -4,12 +4,15 @@ import asyncio
 import json
 import threading
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from onefold.clock import wall_ms
-from onefold.lorawan.claims import ClaimDesk
-from onefold.lorawan.flow import MARGIN_MS, Recovery
+from onefold.errors import StoreFailed
+from onefold.lorawan.claims import ClaimDesk, Reply
+from onefold.lorawan.flow import MARGIN_MS, Recovery, Upstream
 from onefold.lorawan.rules import Claim
 from onefold.producers.topic import Topics
 from tests.lib.gatewaying import FaultyCounters, answered, device, reception, service, stored, uplink
@@ -177,5 +180,42 @@ def test_what_was_not_recovered_yet_is_not_forgotten_when_the_server_ends(tmp_pa
             assert isinstance(made._shared, ClaimDesk)
         counters.down = False
         assert len(counters.unfinished("a")) == 1
+
+    asyncio.run(main())
+
+
+def test_a_record_that_was_given_up_lends_its_number_to_no_other():
+    """The log stored it and its answer was lost: the next record under this number would be a repeat, and be lost."""
+    records: dict[int, bytes] = {}
+
+    class Topic:
+        log = SimpleNamespace(start=0, end=0)
+
+        def last_sequence_id(self, producer):
+            return -1
+
+        def publish(self, producer, messages):
+            receipts = [SimpleNamespace(verdict="REPEAT" if n in records else "FIRST") for n, _ in messages]
+            for number, record in messages:
+                records.setdefault(number, record)
+            if len(records) == 1:
+                raise StoreFailed("the answer was lost")
+            return receipts
+
+    async def main():
+        topic: Any = Topic()
+        upstream = Upstream(topic, "a", batch_max=1)
+        upstream._closing.set()  # the server ends: nothing is tried twice
+
+        outcomes = []
+
+        async def note(record):
+            outcomes.append((record, await upstream.put(record)))
+
+        for record in (b"one", b"two"):
+            Reply.advance(note(record))
+        await upstream.close(60)
+        assert outcomes == [(b"one", False), (b"two", True)]
+        assert list(records.values()) == [b"one", b"two"]
 
     asyncio.run(main())

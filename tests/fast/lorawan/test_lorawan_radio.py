@@ -55,6 +55,9 @@ def test_what_makes_no_sense_is_one_line(tmp_path):
     done = here("lorawan", "simulate", "full", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == "onefold: folder is 'full', which exists and is not an empty directory\n"
+    done = here("lorawan", "devices", "nowhere.toml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "nowhere.toml" in done.stderr
     done = here("lorawan", "play", "full", "ws://127.0.0.1:1", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.endswith("devices.toml: is not there: 'onefold lorawan simulate' makes such a folder\n")

@@ -300,6 +300,9 @@ def test_a_line_that_is_no_reception_is_named(tmp_path):
     (tmp_path / "receptions.jsonl").write_text('{"station": "x"}\n')
     with pytest.raises(BadInput, match=r"receptions.jsonl:1: is no reception: b'{\"station\": \"x\"}\\n'"):
         next(read(tmp_path))
+    (tmp_path / "receptions.jsonl").write_text("[" * 10_000)
+    with pytest.raises(BadInput, match=r"receptions.jsonl:1: is no reception"):
+        next(read(tmp_path))
     with pytest.raises(Misuse, match="is not there"):
         next(read(tmp_path / "nowhere"))
 

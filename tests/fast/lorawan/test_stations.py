@@ -1,10 +1,11 @@
 import asyncio
+import json
 from collections import Counter
 from dataclasses import replace
 
 import pytest
 
-from onefold.errors import Misuse
+from onefold.errors import BadInput, Misuse
 from onefold.testing.radio import QUIET, RadioPlan, RadioTraffic, heard, make
 from onefold.testing.stations import Fleet
 from tests.lib.fleet import ring
@@ -90,6 +91,29 @@ def test_a_server_that_does_not_want_the_station_is_believed(made):
     peer.error = "unknown router"
     with pytest.raises(Misuse, match="router-info: unknown router"):
         play(made, peer)
+
+
+def test_a_connection_that_begins_wrong_is_closed(made):
+    class Rude(Peer):
+        closed = 0
+
+        async def _answer(self, socket, message):
+            await socket.send(json.dumps({"msgtype": "hello"}))
+            async with asyncio.timeout(20):
+                await socket.wait_closed()
+            self.closed += 1
+
+    async def run() -> None:
+        peer = Rude(made)
+        async with peer.open():
+            with pytest.raises(BadInput, match="must be a router_config"):
+                async with Fleet(places(made, peer), ring(made)):
+                    pass
+            async with asyncio.timeout(20):
+                while peer.closed < len(made.world.gateways):
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(run())
 
 
 def test_nobody_there_is_said(made):

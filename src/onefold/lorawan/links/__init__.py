@@ -1,1 +1,1 @@
-"""How frames come in: Basics Station, Semtech UDP, ChirpStack MQTT."""
+"""The protocols that bring frames in: Basics Station, Semtech UDP, ChirpStack MQTT."""

@@ -5,16 +5,16 @@
                      updf, jreq                      a frame that was heard
                      timesync                        -> timesync, with the time of GPS
                      dntxed                          a downlink (<- dnmsg) was on the air
-                     propdf, rmtsh and all others    counted, and nothing else
+                     propdf, rmtsh and all others    only counted
 
-What is not JSON, or has no msgtype, ends the connection: whoever speaks there is no station. A frame whose fields are
-wrong is refused and counted; the station goes on. A station that comes again takes the place of its old connection,
-which may be half open still.
+A message that is not JSON, or has no msgtype, ends the connection: the sender is no station. A frame with wrong fields
+is refused and counted, and the connection stays. A station that connects again replaces its old connection, which may
+still be half open.
 
-Stations send DevAddr and MIC as signed 32-bit numbers (their code casts them), and the protocol's text does not say so:
-both signs are taken. FPort is -1 where the frame has none. A message whose FCtrl and FOpts disagree cannot be put back
-into the frame that was on the air. An EUI is written with dashes (``00-16-C0-01-FF-10-A2-35``) or as ID6, four groups
-as in an IPv6 address (``16:c001:ff10:a235``, ``::1``), perhaps behind ``router-``, or as a number, perhaps signed.
+Stations send DevAddr and MIC as signed 32-bit numbers (their code casts them), though the protocol's text does not say
+so: both forms are accepted. FPort is -1 if the frame has none. If FCtrl and FOpts disagree, the frame that was on the
+air cannot be rebuilt. An EUI is written with dashes (``00-16-C0-01-FF-10-A2-35``) or as ID6, four groups as in an IPv6
+address (``16:c001:ff10:a235``, ``::1``), both perhaps after ``router-``, or as a number, perhaps signed.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ TEXT_MAX: Final = 60
 
 
 def parse_eui(value: object, field: str) -> int:
-    """The number; `BadInput` names the field and what it was.
+    """An EUI in any of its forms as a number; `BadInput` names the field and its value.
 
     >>> [parse_eui(x, "router") for x in ("::1", 1, "00-00-00-00-00-00-00-01", "router-0:0:0:1", "0000000000000001")]
     [1, 1, 1, 1, 1]
@@ -68,7 +68,7 @@ def parse_eui(value: object, field: str) -> int:
 
 
 def parse_dashed(value: object, field: str) -> int:
-    """The number of an EUI with dashes, as the EUIs of devices are sent; nothing else will do.
+    """An EUI with dashes as a number; the EUIs of devices have no other form.
 
     >>> f"{parse_dashed('85-27-C1-DF-EE-A4-16-9E', 'DevEui'):x}"
     '8527c1dfeea4169e'
@@ -79,7 +79,7 @@ def parse_dashed(value: object, field: str) -> int:
 
 
 def id6(eui: int) -> str:
-    """As stations write their own; the longest run of zero groups, of two or more, is left out.
+    """An EUI as ID6; the longest run of two or more zero groups is left out.
 
     >>> [id6(x) for x in (0, 1, 0x16C001FF10A235, 0x16 << 48, 0x160000000000A235)]
     ['::0', '::1', '16:c001:ff10:a235', '16::', '1600::a235']
@@ -126,7 +126,7 @@ def join_request(fields: Mapping[str, Any]) -> JoinRequest:
 
 
 def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, int]:
-    """How it was heard, and what the station wants back with an answer: its ``xtime`` and ``rctx``."""
+    """The radio data, and the ``xtime`` and ``rctx`` that go back to the station with an answer."""
     rate = whole(fields, "DR", 0, 15)
     if rate >= len(region.rx1_rates):
         raise BadInput(f"DR is {rate}, {region.name} has 0 to {len(region.rx1_rates) - 1} for devices")
@@ -144,9 +144,11 @@ def read_radio(fields: Mapping[str, Any], region: Region) -> tuple[Radio, int, i
 
 def octets(fields: Mapping[str, Any], name: str) -> bytes:
     value = fields.get(name)
-    if type(value) is str and len(value) <= 2 * PHY_BYTES_MAX and " " not in value:
+    if type(value) is str and len(value) <= 2 * PHY_BYTES_MAX:
         with suppress(ValueError):
-            return bytes.fromhex(value)
+            data = bytes.fromhex(value)
+            if 2 * len(data) == len(value):  # fromhex skips white space
+                return data
     raise radio.wrong(fields, name, f"the hex digits of up to {PHY_BYTES_MAX} bytes")
 
 
@@ -154,7 +156,7 @@ KINDS: Final = ("version", "updf", "jreq", "dntxed", "timesync", "propdf", "rmts
 OTHER: Final = "other"
 NORMAL, REPLACED, BAD_DATA, OUR_ERROR, RESTART = 1000, 1008, 1007, 1011, 1012
 REASON_BYTES_MAX: Final = 123
-"""What a websocket's close frame can hold."""
+"""The capacity of a websocket's close frame."""
 log: Final = logging.getLogger("onefold.gateway")
 _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -169,7 +171,7 @@ class Lns:
         self._public_url = public_url
 
     async def discover(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Tell a station where to go, and hang up."""
+        """Send a station the URL to connect to, and close."""
         await receive()
         await send({"type": "websocket.accept"})
         with suppress(TimeoutError):
@@ -195,7 +197,7 @@ class Lns:
         return {"router": id6(eui), "muxs": "muxs-::1", "uri": uri}
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Be there for one station until one side has enough."""
+        """Serve one station until either side closes."""
         station = station_name(parse_eui(scope["path_params"]["eui"], "router"))
         if self.service.closing:
             raise Closing("the server is shutting down")
@@ -212,7 +214,7 @@ class Lns:
                 del self.stations[station]
 
     def stop_reading(self) -> None:
-        """Take no more from anybody; what is to be sent is still sent."""
+        """Read no more from any station; queued messages are still sent."""
         for connection in self.stations.values():
             connection.stop_reading()
 
@@ -230,7 +232,7 @@ class StationConnection:
         self._limits: GatewayLimits = lns.service.settings.limits
         self._receive, self._send, self._abort = receive, send, abort
         self._queue: deque[str] = deque()
-        self._news = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._end: tuple[int, str] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._complaints = Complaints()
@@ -241,7 +243,7 @@ class StationConnection:
             await self._write()
         except TimeoutError:
             self._cut(f"one message took {self._limits.write_s} s")
-        except (RuntimeError, OSError):  # uvicorn's ways to say that the other side has gone
+        except (RuntimeError, OSError):  # from uvicorn if the other side has gone
             self.close(NORMAL, "")
         except Exception as error:
             self._fail(error)
@@ -256,24 +258,24 @@ class StationConnection:
             self._reader.cancel()
 
     def close(self, code: int, reason: str) -> None:
-        """Send what is queued, then hang up; the first reason counts."""
+        """Send what is queued, then close; the first reason counts."""
         self._end = self._end or (code, reason)
         self.stop_reading()
-        self._news.set()
+        self._wakeup.set()
 
     def _fail(self, error: Exception) -> None:
         log.error("station %s: unexpected: %s: %s", self.station, type(error).__name__, error)
         self.close(OUR_ERROR, "an error of the server")
 
     def send(self, text: str) -> bool:
-        """Queue a message; False: the station is gone, or does not read and is now."""
+        """Queue a message; False: the station is gone, or is cut off now because it does not read."""
         if self._end is not None:
             return False
         if len(self._queue) >= self._limits.queued_max:
             self._cut(f"{len(self._queue)} messages wait for it")
             return False
         self._queue.append(text)
-        self._news.set()
+        self._wakeup.set()
         return True
 
     def _cut(self, why: str) -> None:
@@ -284,15 +286,16 @@ class StationConnection:
 
     async def _write(self) -> None:
         while True:
-            async with asyncio.timeout(self._limits.write_s):
-                while self._queue:
+            while self._queue:
+                async with asyncio.timeout(self._limits.write_s):
                     await self._send({"type": "websocket.send", "text": self._queue.popleft()})
-                if self._end is not None:
-                    code, reason = self._end
+            if self._end is not None:
+                code, reason = self._end
+                async with asyncio.timeout(self._limits.write_s):
                     await self._send({"type": "websocket.close", "code": code, "reason": reason})
-                    return
-            self._news.clear()
-            await self._news.wait()
+                return
+            self._wakeup.clear()
+            await self._wakeup.wait()
 
     async def _read(self) -> None:
         receive, count = self._receive, self._lns.messages
@@ -303,7 +306,7 @@ class StationConnection:
                     self.close(NORMAL, "")
                     return
                 text = message.get("text")
-                if text is None:  # a remote shell's, which nobody opened
+                if text is None:  # binary: of a remote shell, which we never open
                     count[OTHER] += 1
                     continue
                 kind, fields = read_message(text)
@@ -328,7 +331,7 @@ class StationConnection:
             self._refuse(f"{kind}: {error}")
             return
 
-        def back(downlink: Downlink) -> bool:  # with the station's own time and antenna of the uplink
+        def back(downlink: Downlink) -> bool:  # with the xtime and antenna of the uplink
             return self.send(dnmsg(downlink, xtime, rctx))
 
         reception = Reception(frame, self.station, signal, back, wall_ms())
@@ -336,10 +339,10 @@ class StationConnection:
             try:
                 self._service.hear(reception)
                 return
-            except Busy as busy:  # not read meanwhile, the station has to wait
+            except Busy as busy:  # read no more from this station until there is room
                 try:
                     await self._service.room()
-                except asyncio.CancelledError:  # it was read already, and the server ends, or the station has gone
+                except asyncio.CancelledError:  # the server ends, or the station has gone
                     self._service.refuse(self.station, BUSY, str(busy))
                     raise
 
@@ -366,7 +369,7 @@ class StationConnection:
 
 
 def dnmsg(downlink: Downlink, xtime: int, rctx: int) -> str:
-    """What tells a station to transmit after an uplink that had this ``xtime`` and ``rctx``."""
+    """The message that has a station transmit after an uplink with this ``xtime`` and ``rctx``."""
     (rx1_hz, rx1_rate), (rx2_hz, rx2_rate) = downlink.rx1, downlink.rx2
     message = {
         "msgtype": "dnmsg", "DevEui": dashed(downlink.dev_eui), "dC": 2 if downlink.device_class == "C" else 0,

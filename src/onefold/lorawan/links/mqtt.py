@@ -1,12 +1,12 @@
 """The ChirpStack gateway bridge (or MQTT forwarder) through an MQTT broker: ``mqtt://user:password@host:1883/prefix``.
 
-Whoever may publish on a gateway's topic at the broker is that gateway; so the broker's users and access list are the
-authentication here, and an event that names another gateway than its topic is refused.
+Whoever may publish on a gateway's topic can act as that gateway. So the broker's users and access list are the
+authentication, and an event that names another gateway than its topic is refused.
 
-Subscriptions and commands have QoS 1. That reaches as far as this process: what is in its hands when it dies, or is
-published while it is not connected, is lost to this server, as for a gateway that is off the air (other servers at the
-same broker hear it too). A connection that breaks is made again, with a growing wait. All queues are bounded: an event
-that finds its queue full is dropped and counted, and a command that is too late to transmit is not sent.
+Subscriptions and commands have QoS 1. That covers delivery to this process only: events that it holds when it dies, or
+that are published while it is not connected, are lost to this server (others at the same broker hear them). A broken
+connection is retried with a growing wait. All queues are bounded: an event that finds its queue full is dropped and
+counted, and a command that is too late to transmit is not sent.
 
 Events and commands are protobuf messages (``gw.proto``) in their JSON form, of version 3 or 4, on the topics
 ``[PREFIX/]gateway/ID/event/up`` and ``.../command/down``; protobuf itself is refused with a hint. Bytes are base64.
@@ -16,8 +16,8 @@ Events and commands are protobuf messages (``gw.proto``) in their JSON form, of 
     4          gatewayId, hex       {"lora": {...}}                        Hz           gwTime     {"delay": {...}}
 
 Version 4 leaves out what is zero, as protobuf does: no ``snr`` is an SNR of 0 dB. A command is written in the version
-that the gateway spoke, and offers both windows; the gateway transmits in at most one. The ``context`` of an uplink is
-the gateway's own note of its clock, and goes back as it came.
+of the uplink, and offers both windows; the gateway transmits in at most one. The ``context`` of an uplink holds the
+gateway's clock, and is sent back unchanged.
 """
 
 import asyncio
@@ -45,17 +45,16 @@ from onefold.lorawan.frames import Frame, parse
 from onefold.lorawan.radio import Downlink, GatewayLink, Radio, Receiver, Reception, Region
 
 STATION: Final = re.compile(r"[0-9a-fA-F]{16}")
-FSK_BITS_PER_S: Final = 50_000
 CONTEXT_BYTES_MAX: Final = 256
 """The bridge writes 4 for a packet forwarder, 16 for a Basics Station."""
 NAMES: Final = 2**32
-"""What a downlink can be called in version 4."""
+"""How many names downlinks have in version 4."""
 BAD_CRC: Final = ("BAD_CRC", 1)
 HINT: Final = 'set marshaler="json" in the gateway bridge (json=true in the MQTT forwarder): protobuf is not read here'
 
 
 class MqttTopic(NamedTuple):
-    """Who speaks, and of what; ``root`` is where its commands go."""
+    """The parts of an event's topic; commands go to below ``root``."""
 
     root: str
     """``eu868/gateway/0016c001ff10a235``"""
@@ -73,7 +72,7 @@ class UplinkEvent(NamedTuple):
 
 
 def read_topic(text: str) -> MqttTopic | None:
-    """The parts of the topic of an event; None: it is none.
+    """The parts of an event's topic, or None if it is not one.
 
     >>> read_topic("eu868/gateway/0016c001ff10a235/event/up")
     MqttTopic(root='eu868/gateway/0016c001ff10a235', station='0016c001ff10a235', event='up')
@@ -85,7 +84,7 @@ def read_topic(text: str) -> MqttTopic | None:
 
 
 def read_heard(payload: bytes, station: str, region: Region) -> UplinkEvent | None:
-    """An uplink that came on the topic of this station; None: its CRC is wrong."""
+    """An uplink from the topic of this station; None if its CRC is wrong."""
     event = read(payload)
     tx, rx = radio.part(event, "txInfo"), radio.part(event, "rxInfo")
     version = 3 if isinstance(tx.get("modulation"), str) else 4
@@ -96,7 +95,7 @@ def read_heard(payload: bytes, station: str, region: Region) -> UplinkEvent | No
         if len(eui) != 8:
             raise radio.wrong(rx, field_name, "an EUI")
         named = eui.hex()
-    if named != station:  # what the broker guards is the topic
+    if named != station:  # the broker's access list protects the topic, not the content
         raise BadInput(f"the event names gateway {named}, but came on the topic of {station}", gateway=named)
     if rx.get("crcStatus") in BAD_CRC:
         return None
@@ -105,7 +104,7 @@ def read_heard(payload: bytes, station: str, region: Region) -> UplinkEvent | No
         region.data_rate(*_rate(tx, version)),
         radio.decibels(rx, "rssi"),
         radio.decibels(rx, "loRaSNR") if version == 3 else radio.decibels({"snr": 0.0, **rx}, "snr"),
-        radio.moment_ms(rx, "gwTime") or radio.moment_ms(rx, "time"),  # early ones of version 4 still say time
+        radio.moment_ms(rx, "gwTime") or radio.moment_ms(rx, "time"),  # early releases of version 4 still have time
     )
     context = radio.octets(rx, "context", CONTEXT_BYTES_MAX) if rx.get("context") is not None else b""
     board, antenna = (radio.integer({name: 0, **rx}, name, 0, 255) for name in ("board", "antenna"))
@@ -123,14 +122,14 @@ def _rate(tx: Mapping[str, Any], version: int) -> tuple[int, int]:
         source, fsk, lora = radio.part(tx, "modulation"), "fsk", "lora"
         is_fsk, bandwidths, unit = "fsk" in source, (1_000, 2_000_000), 1_000
     if is_fsk:
-        radio.integer(radio.part(source, fsk), "datarate", FSK_BITS_PER_S, FSK_BITS_PER_S)
+        radio.integer(radio.part(source, fsk), "datarate", radio.FSK_BITS_PER_S, radio.FSK_BITS_PER_S)
         return 0, 0
     how = radio.part(source, lora)
     return radio.integer(how, "spreadingFactor", 5, 12), radio.integer(how, "bandwidth", *bandwidths) // unit
 
 
 def read(payload: bytes) -> dict[str, Any]:
-    """The JSON of an event; whoever sends protobuf is told how to change that."""
+    """The JSON of an event; the error for anything else says how to switch from protobuf."""
     try:
         return radio.document(payload, "the event")
     except BadInput as error:
@@ -138,7 +137,7 @@ def read(payload: bytes) -> dict[str, Any]:
 
 
 def outcome(payload: bytes) -> tuple[int | None, bool]:
-    """Of an ``event/ack``: the name of the downlink, if it says, and whether one of the windows will be used."""
+    """Of an ``event/ack``: the name of the downlink, if given, and whether it will be transmitted."""
     ack = read(payload)
     items = ack.get("items") or []
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
@@ -154,7 +153,7 @@ def outcome(payload: bytes) -> tuple[int | None, bool]:
 
 
 def command(station: str, uplink: UplinkEvent, downlink: Downlink, region: Region) -> bytes:
-    """``command/down``: both windows, in the version of the uplink; one of class C need not wait for its second."""
+    """``command/down`` with both windows, in the version of the uplink; class C need not wait for the second."""
     old, delay_s = uplink.version == 3, downlink.rx_delay_s
     windows = [(downlink.rx1, delay_s), (downlink.rx2, None if downlink.device_class == "C" else delay_s + 1)]
     items = []
@@ -166,7 +165,7 @@ def command(station: str, uplink: UplinkEvent, downlink: Downlink, region: Regio
             how |= {"codeRate": "4/5" if old else "CR_4_5", "polarizationInversion": True}
             tx |= {"modulation": "LORA", "loRaModulationInfo": how} if old else {"modulation": {"lora": how}}
         else:
-            how = {"datarate": FSK_BITS_PER_S, "frequencyDeviation": FSK_BITS_PER_S // 2}
+            how = {"datarate": radio.FSK_BITS_PER_S, "frequencyDeviation": radio.FSK_BITS_PER_S // 2}
             tx |= {"modulation": "FSK", "fskModulationInfo": how} if old else {"modulation": {"fsk": how}}
         tx |= {"board": uplink.board, "antenna": uplink.antenna}
         if after_s is None:
@@ -194,7 +193,7 @@ PORTS: Final = {"mqtt": 1883, "mqtts": 8883}
 
 
 class MqttAddress:
-    """A broker, who we are there, and under which prefix the gateways speak ("": any one level, or none).
+    """The URL of a broker: host, login, and the topic prefix of the gateways ("": any one level, or none).
 
     Errors never repeat the URL: it may hold a password.
 
@@ -232,7 +231,7 @@ class MqttAddress:
 
 QOS: Final = 1
 QUIET: Final = logging.Logger("onefold.gateway.paho", logging.CRITICAL)
-"""What paho has to say is said once, by us, when a connection is lost."""
+"""Silences paho: a lost connection is logged once, here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,13 +241,13 @@ class MqttLimits:
     events_max: int = 1_000
     """Events that wait to be read."""
     commands_max: int = 1_000
-    """Commands that wait to be sent, and those whose outcome is waited for."""
+    """Commands that wait to be sent, and those that wait for their outcome."""
     senders: int = 16
-    """Commands under way to the broker at once; of more than 20, paho would queue the rest itself."""
+    """Commands in flight to the broker; beyond 20, paho would queue them itself."""
     busy_s: float = 0.5
-    """How long an event waits for the service to have room; longer is of no use to its downlink."""
+    """How long an event waits for room in the service; after that its downlink would be too late."""
     answer_s: float = 10
-    """For the broker to answer."""
+    """Timeout for the broker's answers."""
     wait_min_s: float = 0.5
     wait_max_s: float = 30
     """Between two attempts to connect; the bridge itself waits up to a minute."""
@@ -258,10 +257,10 @@ class MqttLimits:
 async def connection(
     address: MqttAddress, limits: MqttLimits, count: Callable[[str], None]
 ) -> AsyncIterator[aiomqtt.Client]:
-    """A client that is connected and subscribed; `aiomqtt.MqttError` or `OSError` when that fails, or breaks."""
+    """A connected and subscribed client; `aiomqtt.MqttError` or `OSError` if that fails, or the connection breaks."""
 
     class Events(asyncio.Queue[aiomqtt.Message]):
-        """What the broker sent, within the limits; aiomqtt's own would drop in silence."""
+        """The broker's messages within the limits; aiomqtt's own queue would drop the others in silence."""
 
         def put_nowait(self, item: aiomqtt.Message) -> None:
             if len(item.payload) > limits.event_bytes_max:
@@ -283,7 +282,7 @@ async def connection(
                 if any(code.is_failure for code in granted):
                     raise aiomqtt.MqttError(f"the broker refuses the subscription to {topic}")
             yield client
-    finally:  # after an attempt that failed, aiomqtt leaves the socket and a task behind
+    finally:  # after a failed attempt aiomqtt leaves the socket and a task behind
         client._client.on_disconnect = None
         client._client.disconnect()
 
@@ -297,7 +296,7 @@ log: Final = logging.getLogger("onefold.gateway")
 
 
 class ChirpstackMqtt(GatewayLink):
-    """The link: ``await start()``, then it runs by itself until ``await stop()``, broker or no broker."""
+    """The link: runs from ``await start()`` to ``await stop()``, and reconnects by itself."""
 
     def __init__(
         self, receiver: Receiver, region: Region, url: str, *, limits: MqttLimits | None = None,
@@ -305,9 +304,9 @@ class ChirpstackMqtt(GatewayLink):
     ) -> None:  # fmt: skip
         super().__init__(receiver, region, clock_ms, FIGURES)
         self.address = MqttAddress(url)
-        self.connected = asyncio.Event()  # while there is a broker
+        self.connected = asyncio.Event()
         self._limits = limits or MqttLimits()
-        self._outstanding: OrderedDict[int, int] = OrderedDict()  # the numbers of downlinks, by what the gateway says
+        self._outstanding: OrderedDict[int, int] = OrderedDict()  # numbers of downlinks, by their names in events
         self._commands: asyncio.Queue[tuple[str, bytes, float]] = asyncio.Queue(self._limits.commands_max)
         self._running: asyncio.Task[None] | None = None
 
@@ -325,7 +324,7 @@ class ChirpstackMqtt(GatewayLink):
         return {**self._counts, "connected": int(self.connected.is_set())}
 
     def transmit(self, topic: MqttTopic, uplink: UplinkEvent, heard_s: float, downlink: Downlink) -> bool:
-        """Have a command sent; False: there is no broker, or too much is waiting."""
+        """Queue a command; False if there is no broker, or the queue is full."""
         try:
             if not self.connected.is_set():
                 raise Busy("no broker")
@@ -349,19 +348,19 @@ class ChirpstackMqtt(GatewayLink):
                     await self._serve(client)
             except (aiomqtt.MqttError, OSError) as error:
                 why = str(error) or type(error).__name__
-            except Exception as error:  # of whatever kind: it is no reason to end for ever
+            except Exception as error:  # whatever it is, connect again
                 why = f"unexpected: {type(error).__name__}: {error}"
             else:
                 why = "the connection was closed"
             self._count("disconnects")
-            if why != self.problem:  # once for each cause, however often it is tried again
+            if why != self.problem:  # once per cause, not per attempt
                 log.error("no connection to %s: %s", self.address, why)
             self.problem = why
             await asyncio.sleep(wait_s * random.uniform(0.5, 1))  # not all servers at the same time
             wait_s = min(2 * wait_s, self._limits.wait_max_s)
 
     async def _serve(self, client: aiomqtt.Client) -> None:
-        while not self._commands.empty():  # of the last connection: nobody waits for them any more
+        while not self._commands.empty():  # commands of the last connection are too late
             self._commands.get_nowait()
             self._count("late")
         senders = [asyncio.create_task(self._send(client)) for _ in range(self._limits.senders)]
@@ -374,7 +373,7 @@ class ChirpstackMqtt(GatewayLink):
             async for message in client.messages:
                 try:
                     await self._take(str(message.topic), message)
-                except Exception as error:  # the next event is another one
+                except Exception as error:  # whatever it is, go on with the next event
                     self._fail(str(message.topic)[:100], error)
         finally:
             self.connected.clear()
@@ -391,7 +390,7 @@ class ChirpstackMqtt(GatewayLink):
             try:
                 await client.publish(topic, payload, QOS)
                 self._count("downlinks")
-            except Exception:  # of whatever kind: the next command is another one
+            except Exception:  # whatever it is, go on with the next command
                 self._count("undeliverable")
 
     async def _take(self, text: str, message: aiomqtt.Message) -> None:
@@ -399,7 +398,7 @@ class ChirpstackMqtt(GatewayLink):
         topic, payload = read_topic(text), message.payload
         if topic is None or not isinstance(payload, bytes | bytearray):
             self._count("not_protocol")
-        elif message.retain:  # the bridge retains no events: whatever this is, it is not of now
+        elif message.retain:  # the bridge retains no events: this one is old
             self._count("retained")
         elif topic.event == "up":
             await self._up(topic, bytes(payload))

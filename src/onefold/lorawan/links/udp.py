@@ -1,20 +1,20 @@
-"""Semtech's packet forwarder over UDP: the oldest way in, and the one that most gateways come with.
+"""Semtech's packet forwarder over UDP: the oldest protocol, which most gateways are delivered with.
 
-**It has no authentication and no encryption.** Who reaches the port can claim to be any gateway. A forged *frame* still
-fails its integrity code, and a copied one is a repeat; but where a gateway is, is only its own word. So this listens on
-loopback, for a forwarder on the same machine or at the end of a tunnel, unless a list says whom to believe (`Allow`).
+**It has no authentication and no encryption.** Whoever reaches the port can claim to be any gateway. A forged *frame*
+still fails its integrity code, and a copied one is a repeat; but nothing proves where a gateway is. So this listens on
+loopback, for a forwarder on the same machine or at the end of a tunnel, unless a list says whom to trust (`Allow`).
 
-The protocol has versions 1 and 2 (PROTOCOL.TXT in Semtech's repository ``packet_forwarder``). All datagrams begin with
-four bytes: the version, a token of two that the answer repeats, and what it is. What a gateway sends goes on with its
-EUI (eight bytes, big-endian) and, in PUSH_DATA and TX_ACK, a JSON object:
+The protocol has versions 1 and 2 (PROTOCOL.TXT in Semtech's repository ``packet_forwarder``). Every datagram begins
+with four bytes: the version, a token of two bytes that the answer repeats, and the kind. Datagrams of a gateway
+continue with its EUI (eight bytes, big-endian) and, for PUSH_DATA and TX_ACK, a JSON object:
 
     gateway to server    PUSH_DATA 0 {"rxpk": [...], "stat": {...}}    PULL_DATA 2    TX_ACK 5 {"txpk_ack": {...}}
     server to gateway    PUSH_ACK 1                                    PULL_ACK 4     PULL_RESP 3 {"txpk": {...}}
 
-PUSH_DATA is acknowledged at once, as the protocol wants, then its packets are taken one by one: a malformed one is
-refused, the others count. Downlinks go to where the gateway polls from (PULL_DATA). A gateway of version 2 says whether
-it will transmit (TX_ACK); only if it will not, the second window is tried: no uplink is answered twice on the air.
-Version 1 knows no TX_ACK, and the token of its PULL_RESP is unused.
+PUSH_DATA is acknowledged at once, as the protocol demands, then its packets are taken one by one: a malformed one is
+refused, the others count. Downlinks go to where the gateway polls from (PULL_DATA). A gateway of version 2 says in
+TX_ACK whether it will transmit; the second window is tried only if it will not, so no uplink is answered twice on the
+air. Version 1 has no TX_ACK, and the token of its PULL_RESP is unused.
 """
 
 import asyncio
@@ -44,8 +44,7 @@ PUSH_DATA, PUSH_ACK, PULL_DATA, PULL_RESP, PULL_ACK, TX_ACK = range(6)
 FROM_GATEWAYS: Final = frozenset({PUSH_DATA, PULL_DATA, TX_ACK})
 HEAD_BYTES: Final = 12
 TICKS: Final = 2**32
-"""The concentrator counts microseconds in 32 bits: it starts again after 71 minutes."""
-FSK_BITS_PER_S: Final = 50_000
+"""The concentrator counts microseconds in 32 bits, and wraps after 71 minutes."""
 LORA_RATE: Final = re.compile(r"SF([0-9]{1,2})BW([0-9]{1,4})")
 CRC_OK: Final = 1
 
@@ -67,7 +66,7 @@ class Rxpk(NamedTuple):
 
 
 def read(data: bytes) -> Datagram:
-    """A datagram from a gateway; `BadInput`: it is none.
+    """Read a datagram from a gateway; `BadInput` if it is none.
 
     >>> read(bytes.fromhex("02 abcd 02 0016c001ff10a235")).token.hex()
     'abcd'
@@ -83,12 +82,12 @@ def read(data: bytes) -> Datagram:
 
 
 def answer(to: Datagram) -> bytes:
-    """PUSH_ACK or PULL_ACK, with the token of what it answers."""
+    """PUSH_ACK or PULL_ACK, with the token of the datagram."""
     return bytes([to.version]) + to.token + bytes([PUSH_ACK if to.kind == PUSH_DATA else PULL_ACK])
 
 
 def read_packets(push: Mapping[str, Any], packets_max: int) -> list[Any]:
-    """The ``rxpk`` of a PUSH_DATA, at most so many; none if it only brings the gateway's statistics."""
+    """The ``rxpk`` of a PUSH_DATA, at most so many; empty if it only has the gateway's statistics."""
     packets = push.get("rxpk", [])
     if not isinstance(packets, list):
         raise BadInput(f"rxpk is {radio.shown(packets)}, must be an array")
@@ -98,7 +97,7 @@ def read_packets(push: Mapping[str, Any], packets_max: int) -> list[Any]:
 
 
 def read_heard(packet: object, region: Region) -> Rxpk | None:
-    """One ``rxpk``; None: it has no CRC that is right, so its bytes are not to be trusted."""
+    """One ``rxpk``; None if its CRC is missing or wrong, so that its bytes cannot be trusted."""
     if not isinstance(packet, dict):
         raise BadInput(f"a packet of rxpk is {radio.shown(packet)}, must be an object")
     if packet.get("stat") is None or radio.integer(packet, "stat", -1, 1) != CRC_OK:
@@ -107,7 +106,7 @@ def read_heard(packet: object, region: Region) -> Rxpk | None:
     megahertz = radio.number(packet, "freq", 0.000_001, radio.FREQUENCY_HZ_MAX / 1e6)
     spreading = bandwidth_khz = 0  # FSK
     if packet.get("modu") == "FSK":
-        radio.integer(packet, "datr", FSK_BITS_PER_S, FSK_BITS_PER_S)
+        radio.integer(packet, "datr", radio.FSK_BITS_PER_S, radio.FSK_BITS_PER_S)
     elif packet.get("modu") != "LORA":
         raise radio.wrong(packet, "modu", "LORA or FSK")
     elif rate := LORA_RATE.fullmatch(radio.text(packet, "datr")):
@@ -133,20 +132,20 @@ def read_heard(packet: object, region: Region) -> Rxpk | None:
 
 
 def failure(ack: Datagram) -> str | None:
-    """Why the gateway will not transmit, as its TX_ACK says; None: it will."""
-    if not ack.body.strip(b"\0 "):  # an empty body is a success, and some forwarders send the zero that ends a string
+    """Why the gateway will not transmit, from its TX_ACK; None if it will."""
+    if not ack.body.strip(b"\0 "):  # an empty body is a success; some forwarders send the zero at the end of a string
         return None
     outcome = radio.part(radio.document(ack.body, "TX_ACK"), "txpk_ack")
-    if outcome.get("error") is None:  # newer forwarders warn of a power that they cannot reach, and transmit
+    if outcome.get("error") is None:  # newer forwarders only warn that they cannot reach the power
         return None
     error = radio.text(outcome, "error")
     return None if error == "NONE" else error
 
 
 def transmit(version: int, token: bytes, downlink: Downlink, ticks: int, region: Region, *, second: bool) -> bytes:
-    """PULL_RESP: transmit this in the first or the second receive window after an uplink that ended at this tick.
+    """PULL_RESP: transmit this in the first or second receive window after an uplink that ended at this tick.
 
-    A downlink in LoRa has inverted polarity and no CRC: no gateway hears it.
+    A LoRa downlink has inverted polarity and no CRC, so no gateway hears it.
     """
     frequency_hz, data_rate = downlink.rx2 if second else downlink.rx1
     spreading, bandwidth_khz = region.modulation(data_rate)
@@ -158,7 +157,7 @@ def transmit(version: int, token: bytes, downlink: Downlink, ticks: int, region:
         rate = f"SF{spreading}BW{bandwidth_khz}"
         how = {"modu": "LORA", "datr": rate, "codr": "4/5", "ipol": True, "ncrc": True}
     else:
-        how = {"modu": "FSK", "datr": FSK_BITS_PER_S, "fdev": FSK_BITS_PER_S // 2}
+        how = {"modu": "FSK", "datr": radio.FSK_BITS_PER_S, "fdev": radio.FSK_BITS_PER_S // 2}
     packet = {
         **when, "freq": round(frequency_hz / 1e6, 6), "rfch": 0, "powe": region.power_dbm, **how,
         "size": len(downlink.pdu), "data": base64.b64encode(downlink.pdu).decode(),
@@ -175,11 +174,11 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class Allow:
-    """Which gateways may speak, entry by entry; one that fits is enough. None at all is for loopback only.
+    """Which gateways are admitted: those that match any entry. Without entries all are, for loopback only.
 
-    - ``10.0.0.0/8``: any gateway of this network (the strongest that the protocol allows: a private network or a VPN),
-    - ``0016c001ff10a235``: this gateway from anywhere, which keeps out strays, not liars,
-    - ``0016c001ff10a235@10.1.2.3``: this gateway, and from there only.
+    - ``10.0.0.0/8``: any gateway of this network (a private network or a VPN is the best that the protocol allows),
+    - ``0016c001ff10a235``: this gateway from anywhere, which keeps out strays, but no liars,
+    - ``0016c001ff10a235@10.1.2.3``: this gateway, only from there.
 
     >>> allow = Allow(["10.0.0.0/8", "0016c001ff10a235@192.0.2.7"])
     >>> allow.admits(1, "10.1.2.3"), allow.admits(0x0016C001FF10A235, "192.0.2.7"), allow.admits(1, "192.0.2.7")
@@ -212,7 +211,7 @@ class Allow:
 
 
 def address(host: str) -> Address:
-    """The address of a peer; an IPv4 one that came to an IPv6 socket is itself again.
+    """The address of a peer; one that is IPv4 mapped to IPv6 as IPv4.
 
     >>> address("::ffff:10.1.2.3")
     IPv4Address('10.1.2.3')
@@ -227,7 +226,7 @@ class SentDownlink(NamedTuple):
     ticks: int
     """The concentrator's clock at the end of the uplink."""
     second: bool
-    """It was for the second window already."""
+    """It was sent for the second window."""
     at_s: float
 
 
@@ -246,31 +245,31 @@ class UdpLimits:
     """In one PUSH_DATA; a forwarder for the SX1302 takes at most 255 at a time."""
     gateways_max: int = 1_000
     silent_s: float = 30
-    """For so long without a poll, no other host can take a gateway's EUI over."""
+    """After so long without a poll, another host can take over a gateway's EUI."""
     expiry_s: float = 60
-    """Without a poll for so long, a gateway is gone; ChirpStack waits a minute too."""
+    """After so long without a poll, a gateway is gone; ChirpStack waits a minute too."""
     unanswered_max: int = 1_000
-    """Downlinks whose TX_ACK is waited for; of more, the oldest get no second try."""
+    """Downlinks that wait for their TX_ACK; beyond, the oldest get no second window."""
     unanswered_s: float = 15
 
 
 class Gateways:
-    """Where the gateways are, as far as their PULL_DATA says: the way back through whatever NAT lies between.
+    """The addresses that gateways poll from (PULL_DATA), where downlinks go: also through a NAT.
 
-    Nobody proves who he is, so the first comer is believed while he goes on polling (every 10 s by default): another
-    *host* with the same EUI gets nothing until the first was silent for ``silent_s``. Another port of the same host is
-    a NAT that moved, or a restart. When it is full a new one is not taken while all others are alive.
+    Nothing proves who polls, so the first host keeps an EUI while it polls (every 10 s by default): another *host* with
+    the same EUI gets nothing until the first was silent for ``silent_s``. Another port of the same host is a NAT that
+    changed, or a restart. When the table is full, a new gateway is refused until another expires.
     """
 
     def __init__(self, limits: UdpLimits) -> None:
         self._limits = limits
-        self._known: OrderedDict[int, Gateway] = OrderedDict()  # who polled last comes last
+        self._known: OrderedDict[int, Gateway] = OrderedDict()  # by the time of the last poll
 
     def __len__(self) -> int:
         return len(self._known)
 
     def poll(self, eui: int, peer: tuple[str | int, ...], version: int, now_s: float) -> str | None:
-        """This gateway polled from there; None: noted, else why not: ``moved`` or ``full``."""
+        """Note a poll; None, or why it was refused: ``moved`` or ``full``."""
         self._expire(now_s)
         gateway = self._known.get(eui)
         if gateway is None and len(self._known) >= self._limits.gateways_max:
@@ -282,12 +281,12 @@ class Gateways:
         return None
 
     def find(self, eui: int, now_s: float) -> Gateway | None:
-        """Where this gateway is; None: it never polled, or not for so long that the way is closed."""
+        """The gateway, or None if it has not polled within the expiry."""
         self._expire(now_s)
         return self._known.get(eui)
 
     def is_at(self, eui: int, peer: tuple[str | int, ...], now_s: float) -> bool:
-        """Does this come from the host that polls for it?"""
+        """Is this the host that the gateway polls from?"""
         gateway = self.find(eui, now_s)
         return gateway is not None and _same_host(gateway.peer, peer)
 
@@ -301,9 +300,9 @@ def _same_host(one: tuple[str | int, ...], other: tuple[str | int, ...]) -> bool
 
 
 PORT: Final = 1700
-"""What packet forwarders are configured for when they leave the factory."""
+"""The default of packet forwarders."""
 BURST_BYTES: Final = 1 << 20
-"""What the system is asked to keep for us while we are busy: about a thousand datagrams; it may give less."""
+"""The receive buffer that is asked for: about a thousand datagrams; the system may grant less."""
 FIGURES: Final = (
     "datagrams", "not_protocol", "not_allowed", "pushes", "polls", "moved", "full", "frames", "crc_failed", "malformed",
     "busy", "failed", "stats", "downlinks", "undeliverable", "tx_ok", "tx_failed", "not_asked", "send_errors",
@@ -311,7 +310,7 @@ FIGURES: Final = (
 
 
 class SemtechUdp(GatewayLink, asyncio.DatagramProtocol):
-    """The link: ``await start()``, then it runs by itself until ``await stop()``."""
+    """The link: runs from ``await start()`` to ``await stop()``."""
 
     def __init__(
         self, receiver: Receiver, region: Region, *, host: str = "127.0.0.1", port: int = PORT,
@@ -325,7 +324,7 @@ class SemtechUdp(GatewayLink, asyncio.DatagramProtocol):
         self._where = (host, port)
         self._limits = limits or UdpLimits()
         self._gateways = Gateways(self._limits)
-        # To try the second window if the gateway refuses; what waits too long, or is too much, waits no more.
+        # Kept to try the second window if the gateway refuses the first, within the limits.
         self._unanswered: OrderedDict[tuple[int, bytes], SentDownlink] = OrderedDict()  # by gateway and token
         self._transport: asyncio.DatagramTransport | None = None
         self._held_up = False
@@ -360,14 +359,14 @@ class SemtechUdp(GatewayLink, asyncio.DatagramProtocol):
             self._closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """The system takes no more for now: nothing is queued behind 64 KiB, what comes late is of no use."""
+        """The send buffer (64 KiB) is full: drop instead of queueing, since late answers are of no use."""
         self._held_up = True
 
     def resume_writing(self) -> None:
         self._held_up = False
 
     def error_received(self, exc: Exception) -> None:
-        """Something could not be sent, or a gateway's host says that nobody listens there."""
+        """A send failed, or ICMP says that nobody listens there."""
         self._count("send_errors")
 
     def datagram_received(self, data: bytes, addr: tuple[str | Any, int]) -> None:
@@ -377,7 +376,7 @@ class SemtechUdp(GatewayLink, asyncio.DatagramProtocol):
                 if len(data) > self._limits.datagram_bytes_max:
                     raise BadInput(f"the datagram has {len(data)} bytes")
                 datagram = read(data)
-            except BadInput:  # nobody to name, and nothing to answer: a port scan must not fill the books
+            except BadInput:  # not counted as a reception: a port scan must not fill the tally
                 self._count("not_protocol")
                 return
             if not self._allow.admits(datagram.eui, str(addr[0])):
@@ -393,7 +392,7 @@ class SemtechUdp(GatewayLink, asyncio.DatagramProtocol):
                     self._count(problem)
             else:
                 self._answered(datagram, addr)
-        except Exception as error:  # whatever it is, the next datagram is another one
+        except Exception as error:  # whatever it is, go on with the next datagram
             self._fail(str(addr[0]), error)
 
     def _push(self, datagram: Datagram, addr: tuple[str | Any, int]) -> None:
@@ -422,11 +421,11 @@ class SemtechUdp(GatewayLink, asyncio.DatagramProtocol):
                 self._refuse(station, error)
             except Busy as busy:
                 self._busy(station, busy)
-            except Exception as error:  # the other packets of the datagram are none the worse
+            except Exception as error:  # whatever it is, go on with the next packet
                 self._fail(station, error)
 
     def _answered(self, datagram: Datagram, addr: tuple[str | Any, int]) -> None:
-        """TX_ACK. Only the host that polls is believed: a second transmission is nothing for a stranger to ask for."""
+        """TX_ACK. It counts only from the host that polls: a stranger must not cause a second transmission."""
         eui, token = datagram.eui, datagram.token
         if (eui, token) not in self._unanswered or not self._gateways.is_at(eui, addr, time.monotonic()):
             self._count("not_asked")
@@ -434,7 +433,7 @@ class SemtechUdp(GatewayLink, asyncio.DatagramProtocol):
         first = self._unanswered.pop((eui, token))
         try:
             problem = failure(datagram)
-        except BadInput as error:  # whether it transmits is not known, so it is not asked again
+        except BadInput as error:  # it may have transmitted, so the second window is not tried
             self._refuse(station_name(eui), error)
             return
         self._count("tx_ok" if problem is None else "tx_failed")
@@ -448,7 +447,7 @@ class SemtechUdp(GatewayLink, asyncio.DatagramProtocol):
         now_s = time.monotonic()
         gateway = self._gateways.find(eui, now_s)
         waiting = self._unanswered
-        while (eui, token := secrets.token_bytes(2)) in waiting:  # which nobody can guess
+        while (eui, token := secrets.token_bytes(2)) in waiting:  # a token that nobody can guess
             pass
         try:
             data = transmit(gateway.version if gateway else 2, token, downlink, ticks, self._region, second=second)

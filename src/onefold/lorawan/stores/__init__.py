@@ -1,1 +1,1 @@
-"""Where the counters of devices are kept: memory, SQLite, Redis; `onefold.lorawan.ports` says what each must do."""
+"""Stores of counters: memory, SQLite, Redis; `onefold.lorawan.ports` says what each must do."""

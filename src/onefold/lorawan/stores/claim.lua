@@ -1,4 +1,4 @@
--- A batch of claims, judged in order, in one step that nothing can come between. Before it, what is finished goes.
+-- Decides a batch of claims in order, in one atomic step; before that it deletes the finished messages.
 --
 -- KEYS     the entry of each claim, then the outbox of each server that is named in ARGV[1], then the nonces of devices
 -- ARGV[1]  JSON [claims, servers]. A claim is [device, server, fcnt_up, fcnt_down, wants_down, restarted_after or null,
@@ -7,14 +7,14 @@
 -- returns  JSON, for each claim [won, the owner now, its fcnt_up, the fcnt_down to use (0: none), the owner before if it
 --          was another (else null)]
 --
--- A device is one string, "fcnt_up fcnt_down =frame server" (before frames were kept: "fcnt_up fcnt_down server"). A lost
--- claim writes nothing; a won one writes the string anew, with its own end, so one entry for each device is all there ever
--- is. Beside it, of devices that join, one set of numbers: the nonces that they have used.
+-- The entry of a device is one string, "fcnt_up fcnt_down =frame server" (before frames were kept: "fcnt_up fcnt_down
+-- server"). A lost claim writes nothing; a won one overwrites the string, with its own expiry. A device that joins has a
+-- set beside it: the nonces that it has used.
 --
--- An outbox is one hash: the number of a claim, and JSON [device, fcnt_up, the body that its server is to store
--- upstream]. A won claim puts it there, unless the body is empty. A hash has no end, so a body outlives an entry that has
--- one. A claim that is there already was won: its answer was lost, and it is made again. It is told so, also where a later
--- frame was counted since.
+-- An outbox is one hash, from the number of a claim to JSON [device, fcnt_up, the body that its server is to store
+-- upstream]. A won claim adds its body, unless that is empty. A hash does not expire, so a body outlives its entry. A
+-- claim that is in the outbox already was won: its answer was lost, and this is the retry, which wins again, even if a
+-- later frame was counted since.
 --
 -- The rules are `decide` and `decide_join` in lorawan/rules.py, and a property test holds them equal. Lua counts in doubles,
 -- exact up to 2^53, and writes 14 digits into JSON; counters have 32 bits, which is 10 digits.

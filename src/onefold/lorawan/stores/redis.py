@@ -1,17 +1,17 @@
 """The counters of devices in Redis, for servers on several machines: one script, one round trip, no lock.
 
 The ADR takes a lock in Redis, reads, compares, writes and unlocks. A lock must expire, or a server that dies holds the
-device for ever; and one that expires can do so while its owner is only slow, and then two servers win. Here the whole
+device for ever; but it can also expire while its owner is only slow, and then two servers win. Here the whole
 comparison is a script (claim.lua) that Redis runs as one step.
 
-A batch is one call of the script, judged as a whole or not at all. When the answer is lost nobody knows whether it was:
-that is `StoreFailed`, and nothing is tried again behind the caller's back; redis-py is told not to. The caller may make
-the same claims again, and who had won wins again. Only a downlink takes the next FCntDown once more, so a number may be
-skipped, which devices accept; no two answers ever carry the same one.
+A batch is one call of the script, done as a whole or not at all. If the answer is lost, it is unknown which: that is
+`StoreFailed`. Retries of redis-py are switched off; the caller may make the same claims again, and those that had won
+win again. A retry only takes the next down counter once more, so one may be skipped, which devices accept; no two
+answers ever have the same one.
 
-The same step keeps the bodies of won claims, in one hash for each server (``unfinished/...``, as no device is called),
-and takes out those that are finished. The nonces of a device are a set of small numbers, two bytes each up to 512 of
-them. The server's clock, not ours, says when what is kept for a while is forgotten: PX on the entry itself.
+The same step keeps the bodies of won claims, in one hash per server (``unfinished/...``, which no device is called),
+and deletes those that are finished. The nonces of a device are a set of small numbers, two bytes each up to 512 of
+them. Entries with ``keep_ms`` expire by the clock of the Redis server (PX).
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from onefold.lorawan.rules import Claim, Claimed, Counters, Finished, Unfinished
 from onefold.stores.redis import TIMEOUT_S, RedisStore
 
 PREFIX = "onefold:lorawan:"
-# One call holds up the server for as long as it runs, some milliseconds for these; more are sent as several calls.
-# So many messages can be finished with them.
 CLAIMS_MAX = 500
+"""Claims in one call, and as many finished messages. A call of this size blocks the Redis server for milliseconds."""
 
 _NUMBER = Claim._fields.index("number")
 _COUNTERS = re.compile(r"(\d+) (\d+) (?:=([0-9a-f]*) )?(.*)", re.DOTALL)
@@ -44,10 +43,10 @@ class RedisCounters(RedisStore):
     closed = "these counters were closed"
 
     def __init__(self, url: str, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S, *, replicas_min: int = 0) -> None:
-        """Point at ``redis://[user:password@]host[:port][/db]``, or ``rediss://`` for TLS.
+        """The URL is ``redis://[user:password@]host[:port][/db]``, or ``rediss://`` for TLS.
 
-        ``prefix`` comes before each key. Each wait for the server lasts ``timeout_s`` at most. With ``replicas_min`` a
-        claim is only answered when so many replicas have it, too. Options for TLS stand in the address, with redis-py's
+        ``prefix`` comes before each key. Each wait for the server lasts at most ``timeout_s``. With ``replicas_min`` a
+        claim is answered only when so many replicas have it, too. TLS options are part of the URL, with redis-py's
         names: ``rediss://host?ssl_ca_certs=ca.pem``.
         """
         super().__init__(url, timeout_s, replicas_min)
@@ -55,7 +54,7 @@ class RedisCounters(RedisStore):
 
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
         with self._asking():
-            while len(finished) > CLAIMS_MAX:  # all of it before the first claim, which may put one of them there anew
+            while len(finished) > CLAIMS_MAX:  # all before the first claim, which may add the same number again
                 self._call((), finished[:CLAIMS_MAX])
                 finished = finished[CLAIMS_MAX:]
             answers = self._call(claims[:CLAIMS_MAX], finished) if claims or finished else []
@@ -101,7 +100,7 @@ class RedisCounters(RedisStore):
         for server, number in finished:
             servers.setdefault(server, [server]).append(str(number))
         keys = [self._prefix + claim.entry for claim in claims] + [self._outbox(server) for server in servers]
-        # JSON: as twelve words and numbers a claim takes redis-py 28 microseconds of our time, so it takes 7.
+        # JSON: redis-py takes 28 microseconds to send the twelve fields of a claim as words, this takes 7.
         rows: list[list[object]] = []
         for claim in claims:
             if claim.nonce is not None:
@@ -109,5 +108,5 @@ class RedisCounters(RedisStore):
             rows.append([*claim._replace(number=0), len(keys)])
             rows[-1][_NUMBER] = str(claim.number)
         words: list[str | int] = [len(keys), *keys, json.dumps([rows, list(servers.values())])]
-        # Of no claims Lua makes {}, which is empty too.
+        # Without claims Lua returns {}, which is empty too.
         return [Claimed(*answer) for answer in json.loads(self._run(*words))]

@@ -1,11 +1,11 @@
 """The counters of devices in a SQLite file, for all processes of one machine.
 
-A batch of claims is one transaction: one sync for all of it. It holds the write lock from its beginning, so between
-reading a device and writing it nobody else can. A batch in which all are lost, and nothing is finished, costs no sync.
-The messages of claims that were won and are not stored upstream yet lie in a second table, the nonces in a third, a row
-of some 50 bytes each. A file of a version that did not keep the frames gets the column for them when it is opened.
+A batch of claims is one transaction, with one sync. It takes the write lock at its beginning, so nobody else can write
+between its reads and writes. A batch in which all claims are lost and none is finished costs no sync. A second table
+holds the messages of claims that were won and are not yet stored upstream, a third the nonces, some 50 bytes a row. An
+older file without the column ``frame`` gets it when it is opened.
 
-`MemoryCounters` are the same over a database that has no file.
+`MemoryCounters` does the same in a database without a file.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ _PURGE = "delete from lorawan_counters where until_ms <= ?"
 class SqliteCounters:
     """A `CounterStore` in a file: durable (WAL, every commit synced), shared by threads and processes.
 
-    The clock must be the same for all that share the file: it says when what is kept for a while is forgotten.
+    All processes that share the file must use the same clock: it decides when entries with ``keep_ms`` expire.
     """
 
     def __init__(self, path: str | PathLike[str], clock_ms: Callable[[], int], *, busy_s: float = BUSY_S) -> None:
-        """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
+        """Open or create the file. A call that waits longer than ``busy_s`` for other writers raises `StoreFailed`."""
         self._begin(Database(path, SCHEMA, busy_s=busy_s), clock_ms)
 
     def _begin(self, database: Database, clock_ms: Callable[[], int]) -> None:
@@ -92,22 +92,22 @@ class SqliteCounters:
                 db.execute(_ADD_FRAME)
 
     def claim(self, claims: Sequence[Claim], finished: Sequence[Finished] = ()) -> list[Claimed]:
-        with self._alone():
+        with self._exclusive():
             if not claims and not finished:
                 return []
             with self._database.writing() as db:
-                now_ms = self._clock_ms()  # with the write lock in hand: whoever waited for it has not aged
+                now_ms = self._clock_ms()  # after the wait for the write lock
                 db.execute(_PURGE, [now_ms])
                 db.executemany(_FINISH, finished)
                 return [_claim(db, claim, now_ms) for claim in claims]
 
     def unfinished(self, server: str) -> list[Unfinished]:
-        with self._alone(), self._database.reading() as db:
+        with self._exclusive(), self._database.reading() as db:
             return [Unfinished(*row) for row in db.execute(_UNFINISHED, [server])]
 
     def known(self, devices: Sequence[str]) -> list[Counters | None]:
         counters: dict[str, Counters] = {}
-        with self._alone():
+        with self._exclusive():
             now_ms = self._clock_ms()
             for at in range(0, len(devices), KNOWN_MAX):
                 part = devices[at : at + KNOWN_MAX]
@@ -122,7 +122,7 @@ class SqliteCounters:
             self._database.close()
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _exclusive(self) -> Iterator[None]:
         with self._lock:
             if not self._open:
                 raise Misuse(f"{self._database.path}: these counters were closed")
@@ -138,7 +138,7 @@ class InMemory(Database):
 
 
 class MemoryCounters(SqliteCounters):
-    """A `CounterStore` in memory: right among the threads of one process, gone with it.
+    """A `CounterStore` in memory, for the threads of one process.
 
     >>> counters = MemoryCounters(lambda: 0)
     >>> a, b = counters.claim([Claim("0004a30b001c0530", server, fcnt_up=7) for server in ("a", "b")])

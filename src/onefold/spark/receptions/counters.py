@@ -1,30 +1,30 @@
-"""The frame counters of devices: what was lost, and what only looks like a loss.
+"""The frame counters of devices: which frames were lost, and what only looks like a loss.
 
-A device counts its uplinks, so a number that nobody heard was lost on the air. The numbers of a device are looked at
-in the order of time, as *lines* that rise by one from frame to frame:
+A device counts its uplinks, so a number that nobody heard was lost on the air. In the order of time, the numbers of a
+device form *lines* that rise by one from frame to frame:
 
-    roll_over   a counter of 16 bits goes from 65,535 to 0, one of 32 bits from 2^32 - 1: the line goes on. Which of the
-                two a device has is seen from its highest number
+    roll_over   a 16-bit counter goes from 65,535 to 0, a 32-bit one from 2^32 - 1: the line continues. The highest
+                number of a device shows which of the two it has
     late        the number falls by 16 or less, well above zero or just over the edge: stations' clocks differ. The
                 frame takes its place in the line
-    excursion   at most 16 frames are elsewhere, behind the line or ahead of it, and then it goes on where it was: a
-                gateway that kept them, a replay, another device with the same address. Those within the line take
-                their place in it; all others are *strays*, and no part of any line
+    excursion   at most 16 frames are behind or ahead of the line, which then continues where it was: a gateway that
+                kept them, a replay, another device with the same address. Those within the line take their place in
+                it; all others are *strays*, and in no line
     reset       the number falls otherwise, or jumps by more than 16,384 (MAX_FCNT_GAP of LoRaWAN 1.0), or would have
-                rolled over with hundreds lost only to be heard again right behind the edge: the device was restarted or
-                joined again. A new line; what was lost around it cannot be known
+                rolled over with hundreds lost and only the numbers right after the edge heard again: the device
+                restarted or joined again. A new line; what was lost around it is unknown
 
-Within a line the frames are then compared with their neighbours by number, so a late one fills the gap it left.
-An excursion:
+Within a line each frame is then compared with its neighbours by number, so a late one fills the gap it left.
+Excursions:
 
-    1000 1001 | 5 6 | 1002          old frames, replayed or kept somewhere
-    30 31 | 9000 | 32 33            a forged one
-    65535 1 | 0 | 2                 one that is merely late
+    1000 1001 | 5 6 | 1002          old frames, replayed or kept by a gateway
+    30 31 | 9000 | 32 33            a forged frame
+    65535 1 | 0 | 2                 a late frame
 
-An excursion begins where the counter falls, or jumps ahead by more than 16, and is over at the first frame, at most 16
-later, that goes on with the line: it is ahead of the line's last number, and much nearer to it than to the frame before
-it (of an excursion of one frame, nearer). So a device that was restarted and counts on from there, until it is past
-what it had reached before, is on no excursion. Of excursions within others only the outer one counts.
+An excursion begins where the counter falls, or jumps ahead by more than 16, and ends at the first frame, at most 16
+later, that continues the line: it is ahead of the line's last number, and much nearer to it than to the frame before it
+(after an excursion of one frame, just nearer). So a device that restarted and counts on until it is past its former
+number is on no excursion. Of nested excursions only the outer one counts.
 
 Cost: one shuffle of the uplinks by device, and a handful of sorts of them.
 """
@@ -40,16 +40,16 @@ from onefold.spark.columns import ReceptionColumns, milliseconds, quoted, whole
 from onefold.spark.gaps import LOWER, UPPER
 
 LATE_MAX: Final = 16
-"""How far a counter may fall and be taken for late: few devices send more frames than this while clocks are off."""
+"""How far the counter of a late frame may fall: few devices send more frames within the difference of two clocks."""
 EXCURSION_MAX: Final = 16
-"""Of how many frames an excursion may be. What is longer is looked at as a line of its own."""
+"""The longest excursion, in frames. A longer one is a line of its own."""
 
 OWN: Final = "_onefold_"
 OFF, SMALL = "off", "small"
 
 
 def apart(from_: Column, to: Column, size: Column) -> Column:
-    """How far a counter is ahead of another one, or behind, whichever is shorter on its circle."""
+    """How far ``to`` is ahead of ``from_`` (negative: behind), whichever is shorter on the circle of the counter."""
     half = F.shiftright(size, 1)
     return F.pmod(to - from_ + half, size) - half
 
@@ -59,9 +59,9 @@ def own_apart(from_: str, to: str) -> Column:
 
 
 def with_excursions(rows: DataFrame, own: list[Column]) -> DataFrame:
-    """The rows with ``off`` (it is part of an excursion) and ``small`` (a small fall is late here, and no restart).
+    """The rows with ``off`` (part of an excursion) and ``small`` (a small fall means late here, not a restart).
 
-    ``own``: the columns that name a device. Columns of ours: ``t``, the time; ``n``, the number; ``m``, its circle.
+    ``own``: the columns that name a device. Our own columns: ``t``, the time; ``n``, the number; ``m``, its modulus.
     """
     number = F.col(OWN + "n")
     by_time = Window.partitionBy(*own, number.isNull()).orderBy(OWN + "t", OWN + "n")
@@ -86,7 +86,7 @@ def with_excursions(rows: DataFrame, own: list[Column]) -> DataFrame:
 
 
 def _is_over(index: Column) -> Column:
-    """Whether the frame at this place after the first one of an excursion goes on with the line."""
+    """Whether the frame at this position after the first one of an excursion continues the line."""
     first, line, size, after = (F.col(OWN + name) for name in ("n", "before", "m", "after"))
     here, then = F.get(after, index), F.get(after, index + 1)
     last = F.when(index == 0, first).otherwise(F.get(after, index - 1))
@@ -100,12 +100,12 @@ PREVIOUS, STEP, LOST = "previous", "step", "lost"
 AHEAD, TO_NEXT, NEXT_STEP = "ahead", "to_next", "next_step"
 
 BACKLOG_MAX: Final = 256
-"""How far out of order a frame may be, and still be one that a gateway kept until it could send it."""
+"""How far out of order a frame may be that a gateway kept until it could send it."""
 
 EDGE_LOST_MAX: Final = 256
 EDGE_SHARE: Final = 64
-"""Of a long loss over the edge, some part falls behind it. If that is not one part in ``EDGE_SHARE``, there was no
-edge: of true roll-overs with more than ``EDGE_LOST_MAX`` lost, one in 64 is taken for a reset."""
+"""Of a long loss over the edge, some part falls after the edge. If that is less than one part in ``EDGE_SHARE``, it was
+no roll-over: of true ones with more than ``EDGE_LOST_MAX`` lost, one in 64 is taken for a reset."""
 
 _BITS_16, _BITS_32 = 1 << 16, 1 << 32
 
@@ -115,14 +115,14 @@ def counter_steps(
 ) -> DataFrame:
     """The uplinks with ``previous`` (the counter below), ``step`` and ``lost`` (how many are missing between the two).
 
-    ``step``: "next", "gap", "roll_over" (with a gap or without), "reset", "again" (the counter was there before),
-    "stray" (in no line; ``previous`` is then the line's counter before it in time); null of a device's first frame, and
-    where there is no counter. ``frame``: the columns that name a frame; one that was there before is "again", whatever
-    its number, and no part of a line.
+    ``step``: "next", "gap", "roll_over" (with a gap or without), "reset", "again" (a repeated counter), "stray" (in no
+    line; ``previous`` is then the line's last counter before it in time); null for a device's first frame, and without
+    a counter. ``frame``: the columns that name a frame; a repeated frame is "again", whatever its number, and in no
+    line.
 
-    And among its neighbours in time, of those that are in line: ``ahead`` (how far it is ahead of the one before it;
-    negative: behind), ``to_next`` (how far the one after it is ahead of it), both over the edge if that is shorter, and
-    ``next_step`` (the step of that one).
+    And compared with its neighbours in time that are in a line: ``ahead`` (how far it is ahead of the one before;
+    negative: behind), ``to_next`` (how far the one after is ahead of it), both over the edge if that is shorter, and
+    ``next_step`` (the step of the one after).
     """
     own, counter = [F.col(quoted(name)) for name in device], whole(uplinks, fcnt)
     rows = uplinks.withColumns(
@@ -142,7 +142,7 @@ def counter_steps(
 
 
 def _placed(rows: DataFrame, own: list[Column]) -> DataFrame:
-    """Find the lines, give each frame its place in one, and compare it with the frame below."""
+    """Find the lines, place each frame in one, and compare it with the frame below."""
     n, off, move = F.col(OWN + "n"), F.col(OWN + OFF), F.col(OWN + "move")
     by_time = Window.partitionBy(*own, n.isNull()).orderBy(OWN + "t", OWN + "n")
     in_line = F.last(F.when(~off, n), ignorenulls=True).over(by_time.rowsBetween(Window.unboundedPreceding, -1))
@@ -157,7 +157,7 @@ def _placed(rows: DataFrame, own: list[Column]) -> DataFrame:
     goes = F.when(off, 0).when(F.col(OWN + "break") | move.isNull(), n).otherwise(move)
     at = F.sum(goes).over(of_line.orderBy(OWN + "t", OWN + "n")) + F.when(off, move).otherwise(0)
     rows = rows.withColumn(OWN + "place", F.when(n.isNotNull(), at))
-    # Whether a frame of an excursion has its place in the line: not below it, and not far ahead nor above it.
+    # A frame of an excursion is within the line if it is not below it, and neither far ahead nor above it.
     position = F.col(OWN + "place")
     true = F.when(~off, position)
     early = (move <= BACKLOG_MAX) & (position < F.max(true).over(of_line))
@@ -181,7 +181,7 @@ def _placed(rows: DataFrame, own: list[Column]) -> DataFrame:
 
 
 def _among_neighbours(rows: DataFrame, device: Sequence[str]) -> DataFrame:
-    """How a frame stands to those before it and after it in time that are in line, also of those that are in none."""
+    """Compare each frame, also those in no line, with the frames in a line before and after it in time."""
     in_line = F.col(OWN + "n").isNotNull() & ~F.coalesce(F.col(STEP).isin("again", "stray"), F.lit(False))
     names = ", ".join(quoted(name) for name in device)
     in_time = f"over (partition by {names} order by {OWN}t, {OWN}c)"
@@ -208,12 +208,12 @@ def missing_counters(firsts: DataFrame, columns: ReceptionColumns | None = None)
     names = names.of(firsts)
     key = [F.col(quoted(name)) for name in names.device]
     lower, upper = F.col(PREVIOUS).alias(LOWER[1]), (F.col(PREVIOUS) + F.col(LOST)).alias(UPPER[1])
-    if names.fcnt is None or not key:  # nobody counts: nothing can be known to be missing
+    if names.fcnt is None or not key:  # without counters nothing is known to be missing
         return firsts.select(*key, *(F.lit(None).cast("long").alias(name) for name in (LOWER[1], UPPER[1]))).limit(0)
     data = firsts if names.kind is None else firsts.where(F.coalesce(F.col(quoted(names.kind)) != "join", F.lit(True)))
     for name in names.device:
         data = data.where(F.col(quoted(name)).isNotNull())
-    # Under names of ours: theirs may be those of the columns that are added here.
+    # Under our own names, since the source's may be those of the columns that are added here.
     device, frame = [f"device{i}" for i in range(len(key))], [f"frame{i}" for i in range(len(names.frame))]
     theirs = (*names.device, *names.frame, names.fcnt, names.time)
     narrow = data.select(

@@ -2,22 +2,22 @@
 
 Level 1 of ADR 007 over stored receptions, in event time: of all stations that heard a frame, and of all its copies
 within the expiry, one reception counts. The expiry is exact, to the millisecond, whatever the order in which the rows
-are read; no watermark decides anything. And the frame that a device had counted last is known beyond the expiry, for as
-long as no other one of that device is counted; so is each join request, for ever (``strict_adr``: they are not).
+are read; there is no watermark. Beyond the expiry the last counted frame of a device is known until another one of that
+device is counted, and a join request for ever (unless ``strict_adr``).
 
-The rows of a device meet in one task and are judged there by time; what crosses to Python are eight integers per row,
-and the wide row stays in the JVM (see `judge`, which does it for chains). Where no device is named, and of join
-requests, the rows of a frame do, and the same frame is then a repeat for ever.
+The rows of a device are judged in one task, by time. Eight integers per row go to Python; the wide row stays in the JVM
+(see `onefold.spark.host`). Rows without a device, and join requests, are grouped by frame instead, and the same frame
+is then a repeat for ever.
 
-Rows of one frame and one millisecond are judged in an order that is fixed, and says nothing: by hashes of the station
-and of all else that the row holds.
+Rows of one frame and one millisecond are judged in a fixed but arbitrary order: by hashes of the station and of the
+rest of the row.
 
 With a memory, a bucket holds a bank of the frames of the last hour or so, rewritten with each batch.
 
-``judged.transform(merge_uplinks)``: one row per uplink, with all who heard it and the best of them. An uplink is what a
-frame's FIRST and its REPEATs are together, also those that came after the expiry (``counted_before``). Its window
-begins at each FIRST: a frame that counts again is a second uplink of the same frame, with ``window`` 2. What was
-rejected is no uplink; what is UNSURE is kept with the window that it falls into, or the first.
+``judged.transform(merge_uplinks)``: one row per uplink, with all receptions and the best one. An uplink is a FIRST and
+its REPEATs, also those after the expiry (``counted_before``). Each FIRST begins a window: a frame that counts again is
+a second uplink of the same frame, with ``window`` 2. Rejected receptions belong to no uplink; UNSURE ones to the window
+in which they fall, or to the first.
 
 Cost: one shuffle by frame. All receptions of one frame must fit into the memory of a task.
 """
@@ -63,13 +63,13 @@ if TYPE_CHECKING:
     from onefold.settings import Judge
 
 AHEAD_MS_MAX: Final = 900_000
-"""A quarter of an hour: more than clocks that are set at all are off. What is further ahead of the batch than that is
-no time: one such row would age all that is remembered."""
+"""A quarter of an hour: no clock that is set is that far off. A time further ahead of the batch is invalid: one such
+row would expire the whole memory."""
 
 
 STATUS = "status"
 
-_JUDGED_BY = (2, 3, 4, 6, 7)  # where time, join, station and both halves of the frame stand among what crosses
+_JUDGED_BY = (2, 3, 4, 6, 7)  # the positions of time, join, station and both halves of the frame among the integers
 _LONG_MAX = (1 << 63) - 1
 
 
@@ -93,18 +93,18 @@ def judge_receptions(
 
         uplinks = merge_uplinks(read_receptions(spark, "net/receptions").transform(judge_receptions()))
 
-    ``sliding``: whether every sighting begins the wait of ``expiry_ms`` anew, or only the first. ``strategy`` is that
-    of the devices, and decides on the status of what another station heard too. ``echo_ms``: a station that has a frame
-    again sooner than this heard one transmission twice. ``strict_adr``: what is expired is new, as in the ADR, also the
-    last frame of a device and a join request. The rows come out in no particular order.
+    ``sliding``: whether every sighting restarts ``expiry_ms``, or only the first one counts. ``strategy`` is that of
+    the devices; it decides on the status of copies from other stations. ``echo_ms``: a station that hears a frame again
+    within this heard one transmission twice. ``strict_adr``: every expired frame is new, as in the ADR, also the last
+    frame of a device and a join request. The rows come out in no particular order.
 
-    ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
+    ``partitions``: the number of tasks; None: by the size of the input. ``rows_in_memory_max``: per task; more are
     sorted on disk.
 
-    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
-    ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``late_ms``, how far behind
-    the newest a row may be and still be compared with all before it; ``state_rows_max``, how many frames a bucket
-    remembers, beyond which new ones are UNSURE; ``buckets``, into how many parts the memory is split.
+    ``memory``: the folder that keeps the state. A stream needs one; a table with a memory needs its ``version``, one
+    above the last (in ``foreachBatch``, the number of the batch). With a memory: ``late_ms``, how far behind the newest
+    row a row may be and still be judged exactly; ``state_rows_max``, how many frames a bucket remembers, beyond which
+    new ones are UNSURE; ``buckets``, the number of parts of the memory.
     """
     engine = LorawanEngine(
         columns=columns or ReceptionColumns(), shape=FLAT, expiry_ms=expiry_ms, sliding=sliding, echo_ms=echo_ms,
@@ -125,7 +125,7 @@ class LorawanEngine(Engine):
     timed = True
 
     columns: ReceptionColumns = field(default_factory=ReceptionColumns)
-    """Other names than the usual ones only where the shape is "flat"."""
+    """May differ from the default only if the shape is "flat"."""
     shape: str = "auto"
     """How receptions are stored: one of the shapes of `receptions`, "auto", or "flat": as the columns say."""
     expiry_ms: int = EXPIRY_MS
@@ -140,7 +140,7 @@ class LorawanEngine(Engine):
             raise Misuse(f"columns are named, which needs shape {FLAT!r}, not {self.shape!r}", shape=self.shape)
         if self.strategy not in list(Strategy):
             raise Misuse(f"strategy is {self.strategy!r}, must be {', '.join(Strategy)}", strategy=self.strategy)
-        FrameBank(self.windows, late_ms=self.late_ms)  # refuses misuse now, not in a task
+        FrameBank(self.windows, late_ms=self.late_ms)  # raises Misuse here, not in a task
         Engine.__post_init__(self)
 
     @classmethod
@@ -192,7 +192,7 @@ class LorawanEngine(Engine):
         chain, chain_check, time, join, station, tie, key, key_check = rows.take(good).flat
         by_frame = KeyColumns(key, key_check, time, join, station, tie)
         order = host.order(host.chains(by_frame), by_frame)
-        turn = np.arange(len(good))  # they came in the order of judgement
+        turn = np.arange(len(good))  # the rows are in the order of judgement
         receptions = ReceptionArrays(key, key_check, station, time, join != 0, chain, chain_check, turn)
         codes[good[order]] = bank.judge(receptions.take(order))
         bucket.blob = bank.snapshot()
@@ -229,7 +229,7 @@ class LorawanEngine(Engine):
         if options.idle_ms is not None:
             raise Misuse(f"idle_ms is {options.idle_ms}, but frames are forgotten by expiry_ms and late_ms")
         judge = self.step(options)
-        # Under "none" rows pass as they came: what a sink does not know to take off must not be put on.
+        # Under "none" rows pass unchanged: a sink would not remove the column.
         return judge if self.strategy != "none" else lambda df: df.transform(judge).drop(STATUS)
 
     def missing(self, firsts: DataFrame) -> DataFrame:
@@ -247,7 +247,7 @@ class LorawanEngine(Engine):
             "device": _joined(rows, names.device),
             "fcnt": F.lit(None) if names.fcnt is None else F.col(quoted(names.fcnt)),
         }
-        # Other columns that are named as in the normal form are what they are there, if they can be.
+        # Other columns with a name of the normal form have its meaning, if their type allows.
         more = {name: column_of(rows, name) for name in TYPES if name in rows.columns and name not in own}
         usual = {name: own.get(name, more.get(name)) for name in TYPES}
         normal = [
@@ -262,7 +262,7 @@ class LorawanEngine(Engine):
         return Subject(
             key=self.key,
             identity=Identity(names=names.frame, time=names.time, expiry_ms=self.expiry_ms),
-            # By its counter, as people know a frame; the frame itself tells two of the same counter apart.
+            # People know a frame by its counter; the frame distinguishes two with the same counter.
             message=(*counter, *(name for name in names.frame if name not in self.key)),
             number=names.fcnt if self.key else None,
             order=names.time,
@@ -274,14 +274,14 @@ class LorawanEngine(Engine):
 
 
 def _joined(rows: DataFrame, names: Sequence[str]) -> Column:
-    """Several columns as one text, which tells apart what they tell apart."""
+    """Several columns as one text, different for different values."""
     if len(names) == 1:
         return text_of(rows, names[0])
     return F.to_json(F.struct(*(F.col(quoted(name)) for name in names))) if names else F.lit(None)
 
 
 def status(strategy: Strategy) -> Column:
-    """The status of ADR 007 that a reason comes to; null of what was rejected."""
+    """The status of ADR 007 by reason; null for rejected rows."""
     heard_too = Status.DUPLICATE if strategy == Strategy.DROP else Status.SOFT_DUPLICATE
     by_reason = {
         "other_station": heard_too,
@@ -292,14 +292,14 @@ def status(strategy: Strategy) -> Column:
     repeat = F.lit(str(Status.DUPLICATE))
     for reason, status_ in by_reason.items():
         repeat = F.when(F.col(REASON) == reason, F.lit(str(status_))).otherwise(repeat)
-    counts = F.col(VERDICT).isin("FIRST", "UNSURE")  # what cannot be known is not kept back as a duplicate
+    counts = F.col(VERDICT).isin("FIRST", "UNSURE")  # UNSURE is not held back as a duplicate
     return F.when(counts, F.lit(str(Status.NOT_DUPLICATE))).when(F.col(VERDICT) == "REPEAT", repeat)
 
 
 def integers(df: DataFrame, names: ReceptionColumns, *, strict_adr: bool = False) -> Integers:
-    """What the judgement needs of a row, as longs without nulls: chain, time, whether it joins, station, tie, frame.
+    """The integers of a row for its judgement, without nulls: chain, time, join, station, tie, frame.
 
-    The chain is the device; it is the frame where that is not named, of join requests, and by ``strict_adr``.
+    The chain is the device; for rows without a device, for join requests, and with ``strict_adr`` it is the frame.
     """
     key, device = ([F.col(quoted(name)) for name in named] for named in (names.frame, names.device))
     kind = F.lit(None).cast("string") if names.kind is None else F.col(quoted(names.kind)).cast("string")
@@ -335,14 +335,14 @@ WINDOW: Final = "window"
 
 
 def merge_uplinks(judged: DataFrame) -> DataFrame:
-    """The uplinks of judged receptions (`read_receptions`, then `judge_receptions`): one row a frame, in no order.
+    """One row per uplink of judged receptions (`read_receptions`, then `judge_receptions`), in no particular order.
 
     ``first_ms`` and ``last_ms`` are the times of the first and last reception, ``receptions`` all of them, the FIRST
-    before the others and those by time, ``stations`` how many different ones heard it, ``best_station`` the one with
+    before the others and these by time, ``stations`` the number of different stations, ``best_station`` the one with
     the highest SNR, then RSSI.
     """
     heard = ("station", "time_ms", "own_time", "rssi", "snr", "reason")
-    # Of several in one millisecond, any may be the FIRST; and one that is UNSURE may be of before it.
+    # Of several in one millisecond any may be the FIRST; an UNSURE one may be earlier.
     order = (F.col(VERDICT) != "FIRST").alias("later"), "time_ms"
     in_order = F.array_sort(F.collect_list(F.struct(*order, *(name for name in heard if name != "time_ms"))))
     merged = (
@@ -366,14 +366,14 @@ def merge_uplinks(judged: DataFrame) -> DataFrame:
 
 
 def with_window(judged: DataFrame) -> DataFrame:
-    """The receptions with ``window``: the how-manieth uplink of its frame each belongs to, of those that do."""
+    """The receptions with ``window``: the number of their uplink among those of the frame; null for rejected ones."""
     first = F.col(VERDICT) == "FIRST"
-    # Of several in one millisecond, the FIRST was judged first.
+    # Of several in one millisecond the FIRST was judged first.
     in_time = Window.partitionBy("frame").orderBy("time_ms", first.desc())
     number = F.sum(first.cast("int")).over(in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     return judged.withColumn(WINDOW, F.when(F.col(VERDICT) != "REJECT", F.greatest(number, F.lit(1))))
 
 
 def strength() -> Column:
-    """What orders receptions by how well they were heard: SNR, then RSSI, then which was earlier."""
+    """Orders receptions by quality: SNR, then RSSI, then the earlier one."""
     return F.struct("snr", "rssi", (-F.col("time_ms")).alias("sooner"), "station")

@@ -1,39 +1,39 @@
-"""Receptions, whatever they are stored as, in one normal form: one row per reception.
+"""Stored receptions in one normal form: one row per reception.
 
     kind frame device fcnt confirmed station time_ms own_time rssi snr payload source
     _corrupt_record received_ms clock_off_ms
 
-Which shape a row has is decided row by row, by a field that only this shape has, so rows of several may be mixed:
+The shape is decided row by row, by a field that only this shape has, so shapes may be mixed:
 
 ====================  =============================================  ==============================================
-shape                 a row is                                       frames are told apart by
+shape                 a row is                                       a frame is identified by
 ====================  =============================================  ==============================================
 ``onefold``           a record of our own log                        the level-1 key, which it carries
 ``bridge``            an uplink event of a gateway bridge            the level-1 key, from the PHYPayload
 ``lns``               a Basics Station message, updf or jreq         the level-1 key, from the fields
 ``chirpstack``        an application event (v3, v4) with rxInfo[]    device, counter, port, payload: there is no MIC
-``table``             a reception in the normal form                 what the table says
+``table``             a reception in the normal form                 the column ``frame``
 ====================  =============================================  ==============================================
 
-Three things can come of a row:
+A row becomes
 
-* receptions, one or several: an event may list all gateways that heard it (`rxInfo`);
-* nothing, if it is none (a status event, a station's hello): `not_receptions` has it, and it is counted, not judged;
-* a reception that should be one and cannot be read: it is kept, with its text in ``_corrupt_record``, to be rejected.
+* one or several receptions: an event may list all gateways that heard it (`rxInfo`);
+* nothing, if it is no reception (a status event, a station's hello): it is counted and not judged (`not_receptions`);
+* a rejected reception, if it cannot be read: its text is in ``_corrupt_record``.
 
-Time is the station's own clock where it has one. It may be behind the server's by up to an hour, `LATE_MS`: a gateway
-without a backhaul keeps what it hears, and its clock is right all the same. It may be ahead by no more than 30 seconds.
-A clock beyond that is not believed, or one gateway that woke up in 1980 would tear every frame apart that it heard:
-then the time is when the server received it, as it is where there is no clock; ``own_time`` says which,
-``clock_off_ms`` how far off the clock was. Numbers are milliseconds: one from before 1980 (seconds, for instance) is no
-time, and a reception without any is rejected as ``bad_time``. Rows that are in the normal form already, in columns or
-as JSON, are believed as they stand.
+The time is that of the station's own clock if it has one. That clock may be behind the server's by up to an hour,
+`LATE_MS`: a gateway without a backhaul keeps what it hears, and its clock is right all the same. It may be ahead by 30
+seconds. A clock beyond that is ignored, or a gateway whose clock is in 1980 would split every frame that it heard:
+then, as without a clock, the time is that of receipt by the server. ``own_time`` says which, ``clock_off_ms`` how far
+off the clock was. Numbers are milliseconds: a time before 1980 (in seconds, for instance) is invalid, and a reception
+without a time is rejected as ``bad_time``. Rows that are in the normal form already, in columns or as JSON, are taken
+as they are.
 
-All of it is native column logic: no byte leaves the JVM. Whatever a foreign system stored arrives as text, so that a
-value that cannot be read spoils its own reception and nothing else: it is null here, and no expression of this file
-ever ends a job. The keys are those of `onefold.lorawan.frames`, byte for byte, and what can be read is what that can
-read: SHA-256 over DevAddr, MIC, the frame without its MIC, and the counter; of a join request over JoinEUI, DevEUI and
-DevNonce. Numbers are hashed as they are on the air, lowest byte first, so the key is made of slices of the PHYPayload:
+All of this is native column logic: no byte leaves the JVM. Foreign data is read as text, so a value that cannot be read
+is null and spoils only its own reception; no expression in this file can fail a job. Keys and validity are those of
+`onefold.lorawan.frames`, byte for byte: SHA-256 over DevAddr, MIC, the frame without its MIC, and the counter; for a
+join request over JoinEUI, DevEUI and DevNonce. Numbers are hashed as they are on the air, lowest byte first, so the key
+is made of slices of the PHYPayload:
 
     data     MHDR 1 | DevAddr 4 | FCtrl 1 | FCnt 2 | FOpts 0-15 | [FPort 1 | FRMPayload] | MIC 4
     join     MHDR 1 | JoinEUI 8 | DevEUI 8 | DevNonce 2 | MIC 4
@@ -50,14 +50,12 @@ from pyspark.sql import types as T
 
 from onefold.errors import Misuse
 from onefold.lorawan import frames
-from onefold.lorawan.columns import LATE_MS
+from onefold.lorawan.columns import LATE_MS, TIME_MS_MAX
+from onefold.lorawan.radio import GPS_EPOCH_MS
 from onefold.spark.columns import CORRUPT, EXACT, STAMPS, TEXT, WHOLE, milliseconds, quoted
 from onefold.spark.dialect import try_cast
 from onefold.spark.files import Place, first_line
 from onefold.spark.ingest import LOG, register_log
-
-TIME_MAX_MS: Final = 253_402_300_800_000
-"""The year 10000. A time beyond it, or before 1970, is none: sums of believable times never overflow."""
 
 HEX: Final = "^([0-9a-f]{2})*$"
 _NUMBER: Final = r"^[0-9]+([.][0-9]+)?([eE][+]?[0-9]{1,2})?$"
@@ -87,15 +85,12 @@ def real(text: Column) -> Column:
 
 
 def yes(text: Column) -> Column:
-    """Whether it says true; a field that is not there says false, as in every protobuf."""
+    """Whether it is true; a missing field is false, as in protobuf."""
     return F.coalesce(try_cast(text, "boolean"), F.lit(False))
 
 
 def instant(text: Column) -> Column:
-    """Milliseconds since 1970, from such a number or from an ISO time (without a zone: UTC), else null.
-
-    A clock without a date, or a date without a clock, is no time.
-    """
+    """Unix time in milliseconds, from such a number or an ISO date and time (without a zone: UTC), else null."""
     text = F.trim(text)
     zoned = F.when(text.rlike(_NO_ZONE), F.concat(text, F.lit("Z"))).when(text.rlike(_TIME), text)
     number = F.when(text.rlike(_NUMBER), try_cast(F.floor(try_cast(text, "decimal(38,3)")), "long"))
@@ -103,20 +98,21 @@ def instant(text: Column) -> Column:
 
 
 def believable(time_ms: Column) -> Column:
-    return F.when(time_ms.between(0, TIME_MAX_MS), time_ms)
+    """The time, or null outside of 1970 to 9999, so that sums of times never overflow."""
+    return F.when(time_ms.between(0, TIME_MS_MAX), time_ms)
 
 
 def hexadecimal(text: Column) -> Column:
-    """Bytes written in hex, in lower case; null if it is no hex."""
+    """Hex in lower case; null if it is not hex."""
     low = F.lower(text)
     return F.when(low.rlike(HEX), low)
 
 
 def content(text: Column) -> Column:
-    """Bytes written in base64 or in hex, as hex.
+    """Bytes in base64 or hex, as hex.
 
-    Some texts are both. Digits and small letters in pairs are taken as hex: it is hardly ever that base64 has no
-    capital. All else whose length is a multiple of four is taken as base64, as ChirpStack writes it, also ``AAAA``.
+    Some texts are both. Pairs of digits and small letters are taken as hex, since base64 hardly ever has no capital.
+    Other texts whose length is a multiple of four are taken as base64, as ChirpStack writes it, also ``AAAA``.
     """
     decoded = F.lower(F.hex(octets(text)))
     whole = F.when(F.length(text) % 4 == 0, decoded)
@@ -124,18 +120,17 @@ def content(text: Column) -> Column:
 
 
 def octets(text: Column) -> Column:
-    """Bytes written in base64; the alphabet of URLs will do, and so will a missing end."""
+    """Bytes in base64, also with the alphabet of URLs or without padding."""
     return F.try_to_binary(F.translate(text, "-_", "+/"), F.lit("base64"))
 
 
 def eui(text: Column) -> Column:
-    """The address of a gateway or device in lower-case hex, however it is written.
+    """The EUI of a gateway or device in lower-case hex, however it is written.
 
-    ``00-16-C0-01-FF-10-A2-35``, with colons, as four groups (``16:c001:ff10:a235``, ``::1``), also behind ``router-``,
-    as base64 of 8 bytes. Of the four groups a run of zeros may be left out, once. Other names stay as they are, in
-    lower case.
+    ``00-16-C0-01-FF-10-A2-35``, with colons, as four groups (``16:c001:ff10:a235``, ``::1``), also after ``router-``,
+    or as base64 of 8 bytes. In the four groups one run of zeros may be left out. Other names only become lower case.
     """
-    # What is odd is looked at by functions of their own, which makes the usual way short.
+    # The lambda keeps the rare forms out of the generated code for the usual one.
     odd = F.get(F.transform(F.array(F.trim(text)), _odd_eui), F.lit(0))
     return F.when(text.rlike("^[0-9a-f]{8,}$"), text).otherwise(odd)
 
@@ -153,7 +148,7 @@ def _odd_eui(text: Column) -> Column:
 
 
 def _groups(low: Column) -> Column:
-    """Four groups of up to four digits, of which a run of zeros may be left out; null if they are not four."""
+    """Four groups of up to four digits as one number; one run of zeros may be left out. Null if they are not four."""
     ends = F.split(low, "::")
     head, tail = (F.filter(F.split(F.get(ends, F.lit(n)), ":"), lambda part: part != "") for n in (0, 1))
     tail = F.coalesce(tail, F.array().cast("array<string>"))
@@ -164,7 +159,7 @@ def _groups(low: Column) -> Column:
 
 
 def little(value: Column, size: int) -> Column:
-    """The last bytes of a number as hex, the lowest byte first."""
+    """The lowest bytes of a number as hex, in little-endian order."""
     digits = F.lpad(F.hex(value.bitwiseAND(F.lit((1 << 8 * size) - 1))), 2 * size, "0")
     return swapped(digits, size)
 
@@ -174,7 +169,7 @@ def swapped(digits: Column, size: int) -> Column:
 
 
 def joined(*parts: Column) -> Column:
-    """The SHA-256 over parts of text, of which any may be missing, each told apart from its neighbour; as hex."""
+    """The SHA-256 of several texts, each with its length before it, since any may be null; as hex."""
     lengths = [F.concat(F.coalesce(F.length(part), F.lit(-1)).cast("string"), F.lit(":")) for part in parts]
     pieces = [piece for n, part in zip(lengths, parts, strict=True) for piece in (n, F.coalesce(part, F.lit("")))]
     return F.sha2(F.concat(*pieces), 256)
@@ -185,17 +180,17 @@ LNS: Final = (
     "JoinEui string, DevEui string, DevNonce long, msgtype string, "
     "upinfo struct<rxtime: double, rssi: double, snr: double>"
 )
-"""The fields of a station's message that matter; one of another type is null."""
+"""The fields of a station's message that are used; one with another type is null."""
 
 EUI: Final = "^([0-9A-Fa-f]{2}-){7}[0-9A-Fa-f]{2}$"
 _U32: Final = 0xFFFF_FFFF
 
 
 def with_frames(rows: DataFrame, phy: Column, message: Column) -> DataFrame:
-    """Add what the frame of a PHYPayload (bytes) or of a station's message (JSON) is: ``phy`` and ``lns``.
+    """Add the frame of a PHYPayload (bytes) as ``phy``, and that of a station's message (JSON) as ``lns``.
 
-    Both are structs; null where there is none, so all other rows cost nothing. The kind of a message that is no frame
-    is null, that of a frame that no device sent is "other".
+    Both are structs, and null where there is none, so other rows cost nothing. The kind of a message without a frame is
+    null, that of a frame that is not from a device "other".
     """
     rows = rows.withColumns({"bytes": phy, "up": F.from_json(message, LNS)})
     rows = rows.withColumns({"mhdr": _byte(F.col("bytes"), 0), "fctrl": _byte(F.col("bytes"), 5)})
@@ -228,7 +223,7 @@ def _phy() -> Column:
 
 
 def _lns_bits() -> Column:
-    """What the key of a station's frame is made of, in hex; null if there is anything in it that cannot be.
+    """The bytes that the key of a station's frame is made of, in hex; null if any field is invalid.
 
     Numbers of 32 bits may be signed, as real stations send them.
     """
@@ -289,15 +284,15 @@ def _byte(data: Column, at: int) -> Column:
 
 
 NOT_RECEPTION: Final = "not_reception"
-"""The source of a row that is no reception, such as a status event: neither judged nor rejected, but counted."""
+"""The source of a row that is no reception, such as a status event: only counted, not judged."""
 
 TABLE: Final = "table"
-"""The shape of the normal form: what it says is taken as it stands."""
+"""The shape of the normal form, which is taken as it is."""
 
 LISTED: Final = ("bridge", "chirpstack")
 
 RECEIVED: Final = ("received_ms", "at_ms", "time", "publishedAt", "_timestamp")
-"""What the time is called at which a row was received or stored."""
+"""Names of the time at which a row was received or stored."""
 
 NAMES: Final = (
     *RECEIVED, "v", "kind", "key", "dev_eui", "dev_addr", "fcnt", "confirmed", "payload", "station", "router",
@@ -305,13 +300,13 @@ NAMES: Final = (
     "devEUI", "devEui", "devAddr", "fCnt", "fPort", "data", "confirmedUplink", "frame", "device", "own_time",
     "clock_off_ms", CORRUPT,
 )  # fmt: skip
-"""The fields that any shape looks at; upper and lower case are told apart."""
+"""The fields that any shape uses; case-sensitive."""
 
 RX_NAMES: Final = ("gatewayId", "gatewayID", "gwTime", "nsTime", "time", "rssi", "snr", "loRaSNR")
 
 
 class Fields:
-    """The fields of a JSON object, each as text under its own name."""
+    """The fields of a JSON object as text, by name."""
 
     def __init__(self, names: Sequence[str], prefix: str) -> None:
         self._columns = {name: f"{prefix}{n}" for n, name in enumerate(names)}
@@ -333,17 +328,17 @@ class Fields:
 class StoredReceptions(NamedTuple):
     fields: Fields
     listed: Column
-    """The entries of rxInfo as text, but for damaged ones; null if there is no such list, or none that can be read."""
+    """The entries of rxInfo without a wrong CRC, as text; null if there is no list, or it cannot be read."""
     damaged: Column
-    """Whether there are entries, and all of them are damaged."""
+    """Whether there are entries, and all of them have a wrong CRC."""
     info: Column
     phy: Column
     lns: Column
-    """The frame of what a station said; it may be wrapped: ``{"station": ..., "message": {...}}``."""
+    """The frame of a station's message; it may be wrapped: ``{"station": ..., "message": {...}}``."""
 
 
 class Shape(NamedTuple):
-    """How to know a shape, how to know what is no reception in it, and how to read the rest."""
+    """Recognises rows of a shape, tells which of them are receptions, and reads those."""
 
     name: str
     matches: Callable[[StoredReceptions], Column]
@@ -352,13 +347,13 @@ class Shape(NamedTuple):
 
 
 def opened(rows: DataFrame) -> tuple[DataFrame, StoredReceptions]:
-    """The rows of a column ``text`` with what is in them."""
+    """Parse the rows of a column ``text``."""
     fields = Fields(NAMES, "_f")
     info = F.from_json(fields["deviceInfo"], "devEui string")
     rows = fields.of(rows, "text").withColumns({"entries": objects(fields["rxInfo"]), "info": info})
 
     def is_good(entry: Column) -> Column:
-        """Unless the gateway itself says that what it heard is not what was sent: then it heard no frame."""
+        """Unless the gateway says that the CRC is wrong: then it heard no frame."""
         status = F.when(entry.contains("crcStatus"), F.get_json_object(entry, "$.crcStatus"))
         return ~F.coalesce(status.isin("BAD_CRC", "1"), F.lit(False))
 
@@ -371,7 +366,7 @@ def opened(rows: DataFrame) -> tuple[DataFrame, StoredReceptions]:
 
 
 def heard_by(rx: Fields) -> dict[str, Column]:
-    """What an entry of rxInfo says, in any version; ``received`` is when its gateway's message came."""
+    """The fields of an entry of rxInfo, in any version; ``received`` is when its gateway's message arrived."""
     return {
         "station": rx.first("gatewayId", "gatewayID"),
         "own": rx.first("gwTime", "time"),
@@ -384,8 +379,8 @@ def heard_by(rx: Fields) -> dict[str, Column]:
 
 def _onefold(row: StoredReceptions) -> dict[str, Column]:
     fields, kind, frame = row.fields, row.fields["kind"], hexadecimal(row.fields["key"])
-    # With all receptions kept, the log also has those that the server found forged.
-    forged = F.coalesce(fields["reason"] == "bad_mic", F.lit(False))
+    # With all receptions kept, the log also has frames whose code was wrong, or was not checked in a flood of such.
+    forged = F.coalesce(fields["reason"].isin("bad_mic", "mic_budget"), F.lit(False))
     return {
         "kind": kind,
         "frame": F.when(F.length(frame) == 64, frame),
@@ -457,7 +452,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
     shape.name: shape
     for shape in (
         Shape("onefold", lambda row: _has("v")(row) & _has("verdict")(row), _always, _onefold),
-        # A gateway hears frames of gateways and of other protocols too.
+        # A gateway also hears other gateways and other protocols.
         Shape(
             "bridge",
             _has("phyPayload"),
@@ -466,7 +461,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
         ),
         # A station also says hello, asks for the time, and tells what it sent.
         Shape("lns", lambda row: row.lns.isNotNull(), lambda row: row.lns["kind"].isNotNull(), _lns_shape),
-        # Events that nobody heard: status, ack, error, in version 4 also join.
+        # Events without receptions: status, ack, error, in version 4 also join.
         Shape(
             "chirpstack", _has("rxInfo"), lambda row: F.coalesce(F.array_size(row.listed) > 0, F.lit(True)), _chirpstack
         ),
@@ -485,16 +480,13 @@ TYPES: Final = {
 }  # fmt: skip
 
 CLOCK_OFF_MS: Final = 30_000
-"""Half of the usual expiry: what came at once is not torn apart by two clocks that are believed."""
-
-CLOCK_SET_MS: Final = 315_964_800_000
-"""6 January 1980, where GPS begins. No gateway is older: an earlier clock was never set."""
+"""Half of the default expiry, so that two trusted clocks never split one transmission."""
 
 MALFORMED: Final = "malformed"
 """The source of a row that is not even a JSON object."""
 
 ROW: Final = "_place"
-"""Which reception of its row it is; null: the row has no list of them."""
+"""The position of a reception in the list of its row; null: the row has no list."""
 
 FCNT_MAX: Final = 0xFFFF_FFFF
 TEXTS: Final = (
@@ -503,7 +495,7 @@ TEXTS: Final = (
 )  # fmt: skip
 
 MUST_HAVE: Final = ("frame", "station", "time_ms")
-"""The columns by which a table in the normal form is known."""
+"""The columns that every table in the normal form has."""
 
 _NUMBERS: Final = (*WHOLE, *TEXT, *EXACT, T.FloatType, T.DoubleType, T.NullType)
 _TIMES: Final = (*_NUMBERS, *STAMPS)
@@ -521,23 +513,23 @@ def receptions(df: DataFrame, shape: str = "auto", *, clock_off_ms: int = CLOCK_
 
     The table may be our log, text (one JSON object a row in ``value``), events with their fields as columns, or a table
     that has the columns of the normal form already; of these it needs ``frame``, ``station`` and ``time_ms``. A clock
-    ahead of the server's by more than ``clock_off_ms`` is not believed, nor one behind it by more than `LATE_MS` (or by
-    ``clock_off_ms``, where that is more).
+    ahead of the server's by more than ``clock_off_ms`` is ignored, and one behind it by more than `LATE_MS` (or by
+    ``clock_off_ms``, if that is more).
     """
     rows = recognised(df, shape, clock_off_ms=clock_off_ms)
     return rows.where(F.col("source") != NOT_RECEPTION).select(*TYPES)
 
 
 def not_receptions(df: DataFrame, shape: str = "auto") -> DataFrame:
-    """The rows that are no receptions, as ``text``."""
+    """The rows that are no receptions, as a column ``text``."""
     rows = recognised(df, shape)
     return rows.where(F.col("source") == NOT_RECEPTION).select("text")
 
 
 def recognised(df: DataFrame, shape: str = "auto", *, clock_off_ms: int = CLOCK_OFF_MS) -> DataFrame:
-    """Receptions and what is none together: the normal form, with ``source`` "not_reception" and ``text`` for the rest.
+    """All rows in the normal form; those that are no receptions have ``source`` "not_reception" and their ``text``.
 
-    A row of the source is counted where ``_place`` is null or 0.
+    To count the rows of the source, count those where ``_place`` is null or 0.
     """
     if shape != "auto" and shape not in SHAPES:
         raise Misuse(f"shape is {shape!r}, must be auto, {', '.join(SHAPES)}", shape=shape)
@@ -571,7 +563,7 @@ def _texts(rows: DataFrame, row: StoredReceptions, shapes: list[Shape]) -> DataF
 
 
 def _each(rows: DataFrame) -> DataFrame:
-    """One row for each of those who heard it, where there is a list of them."""
+    """One row per reception, where a row has a list of them."""
     fcnt = number(F.col("fcnt"), 0, FCNT_MAX)
     as_said = F.col("source") == TABLE
     whole = F.col("frame").isNotNull() & (F.col("fcnt").isNull() | fcnt.isNotNull())
@@ -579,7 +571,7 @@ def _each(rows: DataFrame) -> DataFrame:
     device = F.when(as_said, F.col("device")).otherwise(eui(F.col("device")))
     listed = F.when(F.col("source").isin(*LISTED), F.col("listed"))
     rows = rows.withColumns({"device": device, "fcnt": fcnt, "whole": whole, "listed": listed})
-    # In a list that can be read, an entry that cannot stands for itself: the text need not be carried for each of them.
+    # In a valid list, an invalid entry is its own corrupt record, so the text of the row is not copied to each entry.
     kept_text = F.when(F.coalesce(~F.col("whole") | (F.array_size("listed") == 0), F.lit(True)), F.col("text"))
     rows = rows.withColumn("text", kept_text)
     rows = rows.select("*", F.posexplode_outer("listed").alias(ROW, "rx")).drop("listed")
@@ -592,7 +584,7 @@ def _normal(rows: DataFrame, clock_off_ms: int) -> DataFrame:
     judged, as_said = F.col("source") != NOT_RECEPTION, F.col("source") == TABLE
 
     def set_clock(time_ms: Column) -> Column:
-        return F.when(as_said | (time_ms >= CLOCK_SET_MS), time_ms)
+        return F.when(as_said | (time_ms >= GPS_EPOCH_MS), time_ms)
 
     received = F.coalesce(set_clock(instant(F.col("received"))), F.when(~as_said, F.col("stored_ms")))
     station = F.when(as_said, F.col("station")).otherwise(eui(F.col("station")))
@@ -617,13 +609,13 @@ def _normal(rows: DataFrame, clock_off_ms: int) -> DataFrame:
 
 
 def _table(df: DataFrame) -> DataFrame:
-    """A table that has the columns already: those that it lacks are null, or what a reception usually is."""
+    """A table in the normal form: columns that it lacks are null or have their default."""
     usual = {"kind": F.lit("data"), "own_time": F.lit(True)}
     columns = []
     for name, kind in TYPES.items():
         column = F.lit(None).cast(kind)
         if name == "source":
-            column = F.lit(TABLE)  # whatever theirs is, ours says how the row was read
+            column = F.lit(TABLE)  # says how we read the row, also if the table has such a column
         elif name in df.columns:
             if (theirs := column_of(df, name)) is None:
                 type_name, wanted = df.schema[name].dataType.simpleString(), _MAY_BE[_meaning(name)][1]
@@ -635,9 +627,9 @@ def _table(df: DataFrame) -> DataFrame:
 
 
 def column_of(df: DataFrame, name: str) -> Column | None:
-    """A column of the normal form, of whatever type a table has it; None: it is of one that cannot be.
+    """A column of the normal form from a table's column; None if its type is not possible.
 
-    Bytes become hex; a value that is none (not a number, beyond all bounds) becomes null.
+    Bytes become hex; an invalid value becomes null.
     """
     column, type_, meaning = F.col(quoted(name)), df.schema[name].dataType, _meaning(name)
     if not isinstance(type_, _MAY_BE[meaning][0]):
@@ -663,7 +655,7 @@ def _meaning(name: str) -> str:
 
 
 def _text(df: DataFrame) -> tuple[Column, Column]:
-    """The JSON text of every row, and when it was stored if the source tells."""
+    """The JSON text of each row, and when it was stored, if known."""
     types = {kind.name: kind.dataType for kind in df.schema.fields}
 
     def stored(name: str) -> Column:
@@ -681,7 +673,7 @@ def _text(df: DataFrame) -> tuple[Column, Column]:
 
 
 LINES: Final = {"json": "text", "jsonl": "text", "ndjson": "text", "text": "text"}
-"""Formats of one JSON object a line. Spark's own reader would need a pass over all of it, to guess a schema."""
+"""Formats with one JSON object a line. Spark's JSON reader would need another pass to infer a schema."""
 
 _ENDINGS: Final = {".json": "json", ".jsonl": "json", ".ndjson": "json", ".txt": "json", ".log": "json",
                    ".parquet": "parquet", ".orc": "orc"}  # fmt: skip
@@ -692,8 +684,8 @@ _GLOB: Final = "*.{json,jsonl,ndjson,txt,log}*"
 def read_receptions(spark: SparkSession, path: str, format: str = "auto", shape: str = "auto") -> DataFrame:
     """The receptions at a path in the form that `judge_receptions` takes, one row each.
 
-    ``shape``: how they are stored, such as events of ChirpStack; "auto": each row says it itself. ``format``: of the
-    files; "auto": by their names.
+    ``shape``: how they are stored, such as "chirpstack"; "auto": decided row by row. ``format``: of the files; "auto":
+    by their names.
     """
     return receptions(read_rows(spark, path, format=format), shape)
 
@@ -701,7 +693,7 @@ def read_receptions(spark: SparkSession, path: str, format: str = "auto", shape:
 def read_rows(
     spark: SparkSession, path: str, *, format: str = "auto", options: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """The rows at a path as they are stored; "auto" goes by the endings of names, and knows the folder of a topic."""
+    """The rows at a path as they are stored; "auto" goes by file endings, and recognises the folder of a topic."""
     if "://" not in path and not any(char in path for char in "*?[{") and not Place(spark, path).exists():
         raise Misuse(f"there is nothing at {path}", path=path)
     kind = found_format(spark, path) if format == "auto" else format
@@ -710,15 +702,15 @@ def read_rows(
     reader = spark.read.format(LINES.get(kind, kind)).options(**(options or {}))
     folder = Place(spark, path)
     if kind in LINES and format == "auto" and folder.names() != [str(folder).rsplit("/", 1)[-1]]:
-        reader = reader.option("pathGlobFilter", _GLOB)  # beside them may lie a registry, a plan, a read-me
+        reader = reader.option("pathGlobFilter", _GLOB)  # the folder may hold a registry or a read-me, too
     try:
         return reader.load(path)
-    except (AnalysisException, Py4JJavaError) as error:  # the latter, of a format that is not there
+    except (AnalysisException, Py4JJavaError) as error:  # the latter for an unknown format
         raise Misuse(f"cannot read {path} as {kind}: {first_line(error)}", path=path, format=kind) from error
 
 
 def found_format(spark: SparkSession, path: str) -> str:
-    """By the ending of the file, or of the first one in the folder that has a known one."""
+    """By the ending of the file, or of the first file in the folder with a known ending."""
     is_elsewhere = "://" in path and not path.startswith("file:")
     is_pattern = any(char in path for char in "*?[{")
     names = [path] if is_elsewhere or is_pattern else Place(spark, path).names()
@@ -726,7 +718,7 @@ def found_format(spark: SparkSession, path: str) -> str:
         return LOG
     for name in [path, *names]:
         for packed in _PACKED:
-            name = name.removesuffix(packed)  # may be packed twice
+            name = name.removesuffix(packed)  # it may be compressed twice
         for ending, kind in _ENDINGS.items():
             if name.endswith(ending):
                 return kind

@@ -1,8 +1,7 @@
-"""``onefold lorawan report``: what stored receptions tell an operator, as one plain document.
+"""``onefold lorawan report``: figures of stored receptions for an operator, as one plain document.
 
-The receptions are read, judged and numbered once, into a temporary folder; every figure is then a native aggregate over
-that (with its ``window``, see `with_window`), so nothing but sums and short lists leaves Spark. Lists are cut at
-``top``; what they are cut from is counted in full.
+The receptions are read, judged and numbered (`with_window`) once, into a temporary folder; every figure is a native
+aggregate over that, so only sums and short lists leave Spark. Lists are cut at ``top``; the counts are of everything.
 """
 
 import shutil
@@ -25,8 +24,8 @@ from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
 ECHO_MS: Final = 1_000
-"""One station that has a frame twice within this heard one transmission twice: a second antenna, a mirror frequency.
-A device waits longer before it sends again: its receive windows open after one second and after two."""
+"""A station that has a frame twice within this heard one transmission twice: a second antenna, an image frequency. A
+device sends again later than that: its receive windows open after one and two seconds."""
 
 WINDOWS_MS: Final = (
     100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 120_000, 300_000, 600_000, 1_800_000, 3_600_000,
@@ -39,7 +38,7 @@ SUSPECT: Final = "why"
 
 
 def per_uplink(rows: DataFrame) -> DataFrame:
-    """One narrow row per uplink; ``copies``: how often it came again after the expiry though it asks for no answer."""
+    """One narrow row per uplink; ``copies``: how often an unconfirmed one came again after the expiry."""
     copied = (F.col(REASON) == "counted_before") & ~F.coalesce("confirmed", F.lit(False))
     return rows.groupBy(*_UPLINK).agg(
         *(F.max(name).alias(name) for name in ("kind", "device", "fcnt")),
@@ -78,7 +77,7 @@ def uplink_totals(uplinks: DataFrame) -> dict[str, Any]:
 
 
 def gateway_figures(rows: DataFrame, top: int) -> tuple[int, list[dict[str, Any]]]:
-    """How many there are, and what those with most receptions heard."""
+    """The number of gateways, and the figures of those with most receptions."""
     again = F.col("time_ms") - F.lag("time_ms").over(Window.partitionBy(*_UPLINK, "station").orderBy("time_ms"))
     off = F.col("clock_off_ms")
     each = (
@@ -136,13 +135,12 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def steps(uplinks: DataFrame) -> DataFrame:
-    """The uplinks of our devices with their counters' steps, and with what makes one a suspect of a replay.
+    """The uplinks of our devices with the steps of their counters, and with the reason to suspect a replay.
 
-    A device that began anew may well send what it sent before: a frame that fits between its neighbours is no suspect.
-    A frame that is in no line is forged, replayed or of another device with the same address: a MIC cannot be checked
-    here. One that is not far behind may just as well have been kept by a gateway. A frame that asks for its
-    confirmation is sent again until that comes: after the expiry, too, it is no suspect. But nobody sends again what
-    asks for nothing.
+    A restarted device may send the same frames again: one that fits between its neighbours is no suspect. A frame in no
+    line is forged, replayed or of another device with the same address, since a MIC cannot be checked here; if it is
+    not far behind, a gateway may have kept it. A confirmed frame is sent again until its confirmation comes, also after
+    the expiry, and is no suspect; an unconfirmed one is not sent again.
     """
     counted = F.col("device").isNotNull() & F.col("fcnt").isNotNull()
     data = uplinks.where((F.col("kind") == "data") & F.col(OURS) & counted)
@@ -165,7 +163,7 @@ def steps(uplinks: DataFrame) -> DataFrame:
 
 
 def loss_figures(stepped: DataFrame, top: int) -> dict[str, Any]:
-    """What the counters say was lost, in all and of the devices that lost most."""
+    """Losses by the counters, in total and of the devices that lost most."""
     step = F.col(counters.STEP)
     by_device = stepped.groupBy("device").agg(
         F.count(F.lit(1)).alias("uplinks"),
@@ -184,7 +182,7 @@ def loss_figures(stepped: DataFrame, top: int) -> dict[str, Any]:
 
 
 def suspect_figures(stepped: DataFrame, top: int) -> dict[str, Any]:
-    """How many uplinks may be replays, why, and the first of them."""
+    """The uplinks that may be replays: how many, by reason, and the first of them."""
     suspects = stepped.where(F.col(SUSPECT).isNotNull())
     why = {row[SUSPECT]: row["count"] for row in suspects.groupBy(SUSPECT).count().collect()}
     names = ("device", "fcnt", "first_ms", "receptions", "stations", SUSPECT)
@@ -194,16 +192,15 @@ def suspect_figures(stepped: DataFrame, top: int) -> dict[str, Any]:
 
 
 def what_if(rows: DataFrame, windows_ms: Sequence[int], *, sliding: bool) -> tuple[int, list[tuple[int, int]]]:
-    """How many receptions there are, and for each window how many uplinks they would be: exact, by their times.
-
-    Of all of them, and of those with a clock of their own alone.
+    """The number of receptions, and for each window how many uplinks they would be, exactly, by their times: of all of
+    them, and of those with a clock of their own.
     """
     [row] = (_sliding(rows, windows_ms) if sliding else _fixed(rows, windows_ms)).collect()
     return row["n"], [(row[f"all_{window}"], row[f"own_{window}"]) for window in windows_ms]
 
 
 def _sliding(rows: DataFrame, windows_ms: Sequence[int]) -> DataFrame:
-    """A frame's next uplink begins where nobody heard it for the length of the window."""
+    """A frame's next uplink begins after a pause of the length of the window."""
     each, by_clock = (Window.partitionBy("frame", *more).orderBy("time_ms") for more in ((), ("own_time",)))
     lags = rows.select(
         "own_time",
@@ -219,7 +216,7 @@ def _sliding(rows: DataFrame, windows_ms: Sequence[int]) -> DataFrame:
 
 
 def _fixed(rows: DataFrame, windows_ms: Sequence[int]) -> DataFrame:
-    """A frame's next uplink begins where the window is over that the last one began."""
+    """A frame's next uplink begins when the window that the last one began is over."""
     own = F.when(F.col("own_time"), F.col("time_ms"))
     times = rows.groupBy("frame").agg(
         F.array_sort(F.collect_list("time_ms")).alias("all"), F.array_sort(F.collect_list(own)).alias("own")
@@ -253,8 +250,8 @@ def report(
 ) -> dict[str, Any]:  # fmt: skip
     """All figures of the receptions at a path, ready for JSON.
 
-    ``devices``: those that are ours, as the receptions call them (DevEUI or DevAddr, in lower-case digits). Anybody's
-    frames are heard; what others lost, or whether they are replayed, is then not asked. None: all are ours.
+    ``devices``: our devices, by DevEUI or DevAddr as in the receptions, in lower-case digits; losses and suspects of
+    others are not counted. None: all devices are ours.
     """
     started = monotonic()
     judge = judge_receptions(expiry_ms=expiry_ms, sliding=sliding, strict_adr=strict_adr, strategy=strategy)
@@ -311,7 +308,7 @@ def _kept(rows: DataFrame, folder: str) -> DataFrame:
 
 
 def _contents(rows: DataFrame, path: str) -> dict[str, Any]:
-    """How many rows there are, and what they are; `Misuse` if none is a reception."""
+    """The number of rows and receptions, by shape; `Misuse` if there is no reception."""
     leads = F.coalesce(F.col(reading.ROW), F.lit(0)) == 0
     groups = rows.groupBy("source").agg(F.count(F.lit(1)).alias("n"), F.count_if(leads).alias("rows")).collect()
     sources = {row["source"]: row["n"] for row in groups}
