@@ -371,7 +371,7 @@ def _row(entity: plans.Entity, now_ms: int) -> tuple[Any, ...]:
 def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
     """Rows for one statement each: in a few sizes, so that SQLite has prepared all these statements before."""
     start = 0
-    for size in (64, 16, 4, 1):
+    for size in (64, 32, 16, 8, 4, 2, 1):
         while len(rows) - start >= size:
             yield rows[start : start + size]
             start += size
