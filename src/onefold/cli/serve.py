@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["console", "desk", "gateway", "ingest", "reconcile"]
 
 IDLE_S: Final = 60.0
+TRANSFER_S: Final = 3_600.0
 RECORD_BYTES_MAX: Final = 512 << 10
 MASTER: Final = "local[*]"
 SWITCH_S: Final = 0.0005
@@ -314,9 +315,9 @@ def reconcile(
     from onefold.reconcile.server import ReconcileServer, ReconcileSettings
 
     limits = ReconcileLimits(
-        connections_max=connections_max, sessions_max=sessions_max, look_silence_s_max=session_s, work_s_max=work_s,
-        idle_s=max(IDLE_S, session_s) if spark else IDLE_S,  # a peer of a table may be one, and run a job meanwhile
-        record_bytes_max=record_bytes_max,
+        connections_max=connections_max, sessions_max=sessions_max, look_silence_s_max=session_s,
+        transfer_silence_s_max=max(TRANSFER_S, session_s), work_s_max=work_s, record_bytes_max=record_bytes_max,
+        idle_s=max(IDLE_S, session_s) if spark else IDLE_S,  # the peer may be a table too, and run a Spark job
     )  # fmt: skip
     writable = not read_only and not spark
     settings = ReconcileSettings(

@@ -126,11 +126,15 @@ def ls(
     with opened(store, tokens) as stores:
         listed = stores.tokens.listed(limit=limit, orphans=orphans)
         live = stores.tokens.live()
-        begun = None if stores.entities is None else {entry.name for entry in read_entries(stores.entities)}
-    rows = [_document(each, now) | ({} if begun is None else {"begun": each.token in begun}) for each in listed]
-    lines = table("token", "to", ">age", "made for", *([] if begun is None else ["in an outbox"]))
+        entries = None if stores.entities is None else {entry.name for entry in read_entries(stores.entities)}
+    all_seen = entries is None or len(entries) < LOOKED_MAX
+    rows, lines = [], table("token", "to", ">age", "made for", *([] if entries is None else ["in an outbox"]))
     for each in listed:
-        mark = [] if begun is None else ["yes" if each.token in begun else ""]
+        row, mark = _document(each, now), []
+        if entries is not None:
+            row["begun"] = each.token in entries or (False if all_seen else None)
+            mark = ["yes" if row["begun"] else "" if all_seen else "?"]
+        rows.append(row)
         lines.add_row(foreign(each.token), foreign(each.to), age(now - each.at_ms), foreign(each.parent), *mark)
     if listed:
         people.print(lines)
@@ -138,7 +142,7 @@ def ls(
     what = "orphans shown; " if orphans else "shown; " if len(listed) < live.tokens else ""
     listing = f"{len(listed):,} {what}" if what else ""
     document = {"tokens": live.tokens, "shown": len(listed), "listed": rows}
-    tell(f"{listing}{live.tokens:,} tokens{oldest}", document, as_json)
+    tell([f"{listing}{live.tokens:,} tokens{oldest}", *([] if all_seen else [UNSEEN])], document, as_json)
 
 
 def show(
@@ -185,9 +189,11 @@ def discard(
         raise Misuse("name one token, or a queue by --unreadable: one of them says what is removed")
     with opened(store, tokens, transport) as stores:
         assert stores.queue is not None
+        rest = ""
         if token is None:
-            unread = tuple(each for each in letters(stores.queue, unreadable) if not each.message)
-            context = TokenContext(None, None, None, unread, True)
+            dead = letters(stores.queue, unreadable)
+            context = TokenContext(None, None, None, tuple(each for each in dead if not each.message), True)
+            rest = "; there may be more: call it again" if len(dead) == LOOKED_MAX else ""
         else:
             context = look_for(stores, check_name(token, "token"))
         what = _check_discard(context, token, stores.tokens.realm)
@@ -204,7 +210,7 @@ def discard(
             stores.tokens.remove([Remove(context.token.token, "")])
         stores.queue.dig_up([each.buried for each in context.letters], deliver=False)
     document = {"token": token, "removed": context.token is not None, "dead_letters": len(context.letters)}
-    tell(f"removed: {what}", document, as_json)
+    tell(f"removed: {what}{rest}", document, as_json)
 
 
 def _check_discard(context: TokenContext, token: str | None, realm: str) -> str:

@@ -107,6 +107,7 @@ class HttpServer(ABC):
         self.budget = Budget(limits.in_hand_bytes_max)
         self.log = logging.getLogger(f"onefold.{self.name}")
         self._say: Callable[[str], None] = lambda url: None
+        self._stopped = False
         self._uvicorn: _Uvicorn | None = None
         self._socket = listen(host, port)
 
@@ -134,7 +135,8 @@ class HttpServer(ABC):
             asyncio.run(self.serve())
 
     def stop(self) -> None:
-        """Ask it to end; from any thread."""
+        """End the server; from any thread, also before it answers."""
+        self._stopped = True
         if self._uvicorn is not None:
             self._uvicorn.should_exit = True
 
@@ -203,6 +205,7 @@ class HttpServer(ABC):
             h11_max_incomplete_event_size=limits.head_bytes_max,
         )
         self._uvicorn = _Uvicorn(config, ready, end)
+        self._uvicorn.should_exit = self._stopped
         tasks = [asyncio.create_task(work) for work in beside]
         try:
             await self._uvicorn.serve([self._socket])

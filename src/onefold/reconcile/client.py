@@ -423,15 +423,16 @@ def reconcile(
                     transfer.push(channel, look.opened, look.have)
             break
         except (ConnectionError, Busy) as error:
-            went_on = transfer.moved > moved
-            failures = 0 if went_on else failures + 1
-            pause_s = limits.pause_s if went_on else min(2 * pause_s, limits.pause_s_max)
+            failures += 1
+            if transfer.moved > moved:
+                failures, pause_s = 0, limits.pause_s
             # A peer may say that it stored what it did not: then the looks are what shows that nothing goes on.
             if max(failures, transfer.stalls) >= limits.tries:
                 tries = f"{limits.tries} tries" if limits.tries > 1 else "one try"
                 raise ConnectionError(f"gave up after {tries}: {error}") from error
             say(f"trying again: {error}")
         time.sleep(pause_s * random.uniform(0.5, 1))
+        pause_s = min(2 * pause_s, limits.pause_s_max)
     have, need = transfer.first or (0, 0)
     return Reconciliation(
         have=have, need=need, found=look, pulled=transfer.pulled.check(), pushed=transfer.pushed.check(),

@@ -54,7 +54,7 @@ RULES: Final[Mapping[Answer, str]] = {
     UNANSWERED: "It was pushed, the connection was lost before the answer, and the next look found it there.",
     WRONG_ID: "Its time and bytes do not hash to its id; it was not kept.",
     WRONG_TIME: "It is genuine, and lies outside of the time that was asked about; it was not kept.",
-    NOT_THERE: "The side that is said to have it has no bytes for it: it knows the id alone, or it is gone.",
+    NOT_THERE: "The side that has it sent no bytes: it knows only the id, the record is gone, or too large to send.",
     TOO_LARGE: "It is larger than the peer takes a record; it was not sent.",
 }
 """What can become of a record, for people."""

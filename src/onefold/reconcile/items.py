@@ -621,10 +621,10 @@ class ItemSet:
     def _parsed(self, timestamps: ArrayLike, ids: Rows | Sequence[bytes]) -> tuple[Stamps, Rows]:
         """Foreign records as columns; BadInput for a timestamp that does not fit or an id of another size."""
         stamps, id_size = np.asarray(timestamps), self.id_size
-        if stamps.dtype.kind not in "iu":  # a mixture in which numpy sees no whole numbers of 64 bits
-            values = timestamps if isinstance(timestamps, list) else stamps.tolist()
+        if stamps.dtype.kind not in "iu":  # values on both sides of 2^63: numpy makes them floats
+            values = np.asarray(timestamps, dtype=object).tolist()
             for number, value in enumerate(values):
-                if not isinstance(value, int) or not 0 <= value <= INFINITY:
+                if not isinstance(value, int | np.integer) or not 0 <= value <= INFINITY:
                     text = f"timestamp {value!r} is no whole number from 0 to 2^64 - 2"
                     raise BadInput(text, place=number, value=value)
             stamps = np.array(values, dtype=np.uint64)

@@ -34,6 +34,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Final
 
 from onefold.errors import BadInput, Misuse, OnefoldError
@@ -327,11 +328,15 @@ class Peer(PeerSessions):
 
     def __init__(
         self, records: Records, limits: ReconcileLimits | None = None, clock: Callable[[], float] = time.thread_time,
-        books: PeerBooks | None = None, *, writable: bool = True, bodies: bool = True,
+        books: PeerBooks | None = None, *, writable: bool = True, bodies: bool = True, answer_bytes_max: float = inf,
     ) -> None:  # fmt: skip
-        """``clock`` is that of the CPU of a thread; ``books`` are shared by all connections of a server."""
+        """``clock`` is the CPU clock of the calling thread; ``books`` are shared by all connections of a server.
+
+        A record that does not fit into ``answer_bytes_max`` is sent without its body: a frame that the client refuses
+        would end its connection, and the next one at the same record.
+        """
         super().__init__(records, limits or ReconcileLimits(), clock, books or PeerBooks())
-        self._writable, self._bodies = writable, bodies
+        self._writable, self._bodies, self._answer_bytes_max = writable, bodies, answer_bytes_max
         self._fetched = self._pushed = 0
 
     def answer(self, frame: bytes) -> bytes:
@@ -401,7 +406,7 @@ class Peer(PeerSessions):
             some = ids[start : start + READ_MAX]
             records = self._records.read(some) if self._bodies else [None] * len(some)
             for number, (id, record) in enumerate(zip(some, records, strict=True), start):
-                if record is None or record.body is None:
+                if record is None or record.body is None or exchange.size_of(record) >= self._answer_bytes_max:
                     record = Record(0, id)
                 room -= exchange.size_of(record)
                 if room < 0 and number:

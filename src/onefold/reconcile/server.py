@@ -33,6 +33,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from onefold.net.http import NORMAL, POLICY, RESTART, Closing, HttpServer, answer, stop_all, websocket_route
+from onefold.net.websocket import REPLY_BYTES_MAX
 from onefold.reconcile import exchange
 from onefold.reconcile.nip77 import Subscriptions
 from onefold.reconcile.peer import Peer, PeerBooks, ReconcileLimits
@@ -131,7 +132,7 @@ class PeerConnection:
         self._receive, self._send, self._abort, self._limits = receive, send, abort, settings.limits
         self._account = Account()
         common = server.records, settings.limits, time.thread_time, server.books
-        self._peer = Peer(*common, writable=settings.writable, bodies=settings.bodies)
+        self._peer = Peer(*common, writable=settings.writable, bodies=settings.bodies, answer_bytes_max=REPLY_BYTES_MAX)
         self._subscriptions = Subscriptions(*common)
         self._waiting: asyncio.Timeout | None = None
         self._stopped = False

@@ -13,6 +13,7 @@ import pytest
 
 from onefold.reconcile import Record, id_of, record
 from onefold.reconcile.records import open_records
+from onefold.reconcile.server import ReconcileServer
 from tests.lib.commands import here
 from tests.lib.local_server import free_port
 
@@ -190,3 +191,11 @@ def test_an_id_that_both_have_at_two_times_is_left_out_of_xor_and_told(onefold, 
     assert done.stderr.endswith("; 1 id known to both at two times, and left out; nothing differs: both hold 100\n")
     named = onefold("reconcile", "c.db", "d.db", "--dry-run")
     assert named.stderr.endswith("; 1 only here, 1 only there; nothing was moved\n")
+
+
+@pytest.mark.parametrize(("session_s", "transfer_s"), [(1_800, 3_600), (7_200, 7_200)])
+def test_a_longer_silence_while_looking_is_allowed_in_the_transfer_too(monkeypatch, onefold, session_s, transfer_s):
+    limits = []
+    monkeypatch.setattr(ReconcileServer, "run", lambda server, say: limits.append(server.settings.limits))
+    assert onefold("serve", "reconcile", "a.db", "--port", 0, "--session-s", session_s).returncode == 0
+    assert [(each.look_silence_s_max, each.transfer_silence_s_max) for each in limits] == [(session_s, transfer_s)]

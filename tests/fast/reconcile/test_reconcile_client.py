@@ -202,6 +202,19 @@ def test_it_is_given_up_after_some_tries_that_moved_nothing():
     assert len(opened) == 3
 
 
+def test_the_pause_between_tries_doubles_up_to_its_limit(monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr("onefold.reconcile.client.time.sleep", pauses.append)
+    monkeypatch.setattr("onefold.reconcile.client.random.uniform", lambda low, high: high)
+
+    def connect():
+        raise ConnectionRefusedError("nobody is there")
+
+    with pytest.raises(ConnectionError):
+        reconcile(MemoryRecords(), connect, limits=ClientLimits(tries=6, pause_s=1, pause_s_max=5))
+    assert pauses == [1, 2, 4, 5, 5]
+
+
 def forged(number):
     return Record(number, id_of(number, b"true"), b"false")
 
