@@ -184,9 +184,8 @@ class HttpServer(ABC):
         own = [Route("/healthz", healthz, methods=["GET"]), Route("/metrics", figures, methods=["GET"])]
         router = Router([*own, *routes], redirect_slashes=False)
         limits, files = self.limits, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        room = limits.connections_max
-        if files != resource.RLIM_INFINITY:
-            room = min(room, files * 3 // 4)
+        most = limits.connections_max
+        room = most if files == resource.RLIM_INFINITY else min(most, files * 3 // 4)
         config = uvicorn.Config(
             Guard(router, self, admission or Admission(self.token, self.host)),
             http=type("Bounded", (_Bounded,), {"bounds": limits, "room": room}),
