@@ -295,9 +295,9 @@ def resent(change):
         ({"R": lambda frame: frame + b"x"}, "ends inside the head"),
         ({"R": resent(lambda records: [])}, "the peer sent 0 records for 2"),
         ({"R": resent(lambda records: records * 2)}, "the peer sent 4 records for 2"),
-        ({"R": resent(lambda records: records[::-1])}, "asked for was"),
-        ({"p": lambda frame: frame + b"\0"}, "the peer tells of 3 records, 2 were pushed"),
-        ({"p": lambda frame: b"p\x09\x09"}, "no outcome of a push"),
+        ({"R": resent(lambda records: records[::-1])}, "requested was"),
+        ({"p": lambda frame: frame + b"\0"}, "the peer sent 3 outcomes, 2 records were pushed"),
+        ({"p": lambda frame: b"p\x09\x09"}, "unknown outcome of a push"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

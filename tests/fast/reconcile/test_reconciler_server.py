@@ -133,7 +133,7 @@ def test_silence_closes_the_connection_and_is_named():
         Client(socket).open()
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(60)
-        assert str(closed.value.rcvd) == "1000 (OK) idle: nothing was heard for 0.2 s"
+        assert str(closed.value.rcvd) == "1000 (OK) idle for 0.2 s"
         server.wait_for("onefold_reconcile_open_sessions", 0)
 
 
