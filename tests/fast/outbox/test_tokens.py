@@ -84,7 +84,7 @@ def test_one_token_is_shown_with_its_dead_letter_and_nothing_that_a_terminal_obe
 def test_a_token_that_is_not_there_is_exit_code_1(at, tmp_path):
     done = tokens("show", "nobody", "--store", at, cwd=tmp_path)
     assert done.returncode == 1
-    assert "its message was processed, or discarded, or never was" in " ".join(done.stderr.split())
+    assert "its message was processed, discarded, or never sent" in " ".join(done.stderr.split())
 
 
 def test_a_token_is_discarded_with_its_dead_letter(at, tmp_path):

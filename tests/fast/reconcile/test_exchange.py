@@ -102,7 +102,7 @@ def test_long_and_deep_json_is_not_read():
 
 def test_outcomes_are_read_as_they_were_told_and_unknown_ones_refused():
     assert exchange.read_outcomes(exchange.write_outcomes(exchange.OUTCOMES)) == list(exchange.OUTCOMES)
-    with pytest.raises(BadInput, match="no outcome"):
+    with pytest.raises(BadInput, match="unknown outcome"):
         exchange.read_outcomes(b"p\x09")
 
 

@@ -124,7 +124,7 @@ def test_rows_that_came_or_went_since_the_index_was_made_are_no_answer():
     pairs = [(0, id_of(number)) for number in range(50)]
     index = Listed.of(IndexLayout.by_id(1), pairs)
     index.pairs.pop()
-    with pytest.raises(StaleWrite, match="49 rows where the index knows 50"):
+    with pytest.raises(StaleWrite, match="49 rows, the index has 50"):
         TableItems(index).rows(np.arange(50))
     first = min(index.pairs)  # in its place another one, in the same bucket
     index.pairs[index.pairs.index(first)] = (0, first[1][:31] + b"?")

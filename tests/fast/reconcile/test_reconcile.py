@@ -166,7 +166,7 @@ def test_a_server_that_is_not_there_is_exit_3(onefold):
         (["reconcile", "a.db", "ws://me:secret@127.0.0.1"], "a user or a password"),
         (["reconcile", "a.db", "redis://me:secret@db"], "redis://...: name the file of a store"),
         (["reconcile", "a.db", "b.db", "--since", "9", "--until", "8"], "--since is 9 and --until 8"),
-        (["reconcile", "a.db", "b.db", "--token-file", "a.db"], "asks for no token"),
+        (["reconcile", "a.db", "b.db", "--token-file", "a.db"], "needs no token"),
         (["serve", "reconcile", "typo.db", "--read-only"], "typo.db: there is no such store"),
         (["serve", "reconcile", "a.db", "--host", "0.0.0.0"], "token"),  # noqa: S104
         (["serve", "reconcile", "memory://"], "name the file of a store"),

@@ -242,7 +242,7 @@ def test_a_peer_may_be_silent_for_a_time_between_messages_and_for_a_longer_one_b
     assert talk.trouble(FIRST).text == f"{silent} 60 s in total"
     talk.client.open()
     talk.peer.waited(601)
-    assert talk.trouble(b"F") == Trouble(error="time", text=f"{silent} 600 s in all")
+    assert talk.trouble(b"F") == Trouble(error="time", text=f"{silent} 600 s in total")
     talk.client.open()
     talk.peer.waited(601)
     talk.peer.expire()
@@ -380,7 +380,7 @@ def test_a_pipe_answers_in_order_and_is_lost_when_it_is_closed():
     pipe.send(b"a")
     pipe.send(b"b")
     assert (pipe.receive(), pipe.receive()) == (b"aa", b"bb")
-    with pytest.raises(Misuse, match="nothing was sent"):
+    with pytest.raises(Misuse, match="every frame that was sent"):
         pipe.receive()
     pipe.close()
     pipe.close()
