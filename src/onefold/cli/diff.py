@@ -84,18 +84,14 @@ def diff(
     format_b: Format = "auto",
     option_a: ReaderOption = None,
     option_b: ReaderOption = None,
-    key: Annotated[str | None, Option(help="Columns that identify a row, separated by commas. Default: all.")] = None,
-    columns: Annotated[
-        str | None, Option(help="Other columns to compare, separated by commas. Default: all others.")
-    ] = None,
+    key: Annotated[str | None, Option(help="Columns that identify a row, with commas. Default: all.")] = None,
+    columns: Annotated[str | None, Option(help="Other columns to compare, with commas. Default: all.")] = None,
     hash: Annotated[Literal["xxhash64", "sha256"], Option(help="sha256: where rows may be forged.")] = "xxhash64",
     out: Annotated[
         str | None,
         Option(help="Write the rows there, as Parquet: have/ (only in A), need/ (only in B), differing/, doubled/."),
     ] = None,
-    repair: Annotated[
-        bool, Option("--repair", help="Append to B the rows whose key it lacks, then compare again.")
-    ] = False,
+    repair: Annotated[bool, Option("--repair", help="Append to B rows whose key it lacks; compare again.")] = False,
     master: Annotated[str, Option(help="The Spark master.")] = "local[*]",
     samples: Annotated[int, Option(min=0, help="How many rows of each kind to show.")] = 10,
     time: Annotated[str | None, Option(help="With a peer: the column to sort records by. Default: by id.")] = None,

@@ -163,9 +163,7 @@ def gateway(
     expiry_ms: options.Expiry = 60_000,
     fixed: options.Fixed = False,
     strict_adr: options.StrictAdr = False,
-    echo_ms: Annotated[
-        int, Option(min=0, help="A frame that a station hears again within so many ms is an echo; 0: off.")
-    ] = 0,
+    echo_ms: Annotated[int, Option(min=0, help="Ignore a station's copies of a frame for so many ms; 0: off.")] = 0,
     keep_all: Annotated[bool, Option("--keep-all", help="Also store all receptions, in the topic receptions.")] = False,
     retain_bytes: options.RetainBytes = None,
     retain_ms: options.RetainMs = None,
@@ -295,7 +293,7 @@ def reconcile(
     spark: Annotated[bool, Option("--spark", help="STORE is a table; its rows are records without bodies.")] = False,
     format: options.Format = "auto",
     option: options.ReaderOption = None,
-    key: Annotated[str | None, Option(help="Columns that make an id, separated by commas. Default: all.")] = None,
+    key: Annotated[str | None, Option(help="Columns that make an id, with commas. Default: all.")] = None,
     time: Annotated[str | None, Option(help="The column to sort records by. Default: by id.")] = None,
     index: Annotated[
         str | None, Option(help="Of a table: the folder of its index. Default: .TABLE.onefold-index beside it.")

@@ -129,7 +129,7 @@ def test_rows_that_came_or_went_since_the_index_was_made_are_no_answer():
     first = min(index.pairs)  # in its place another one, in the same bucket
     index.pairs[index.pairs.index(first)] = (0, first[1][:31] + b"?")
     index.pairs.append((0, id_of(49)))
-    with pytest.raises(StaleWrite, match="as many rows, but others"):
+    with pytest.raises(StaleWrite, match="as many rows as in the index, but others"):
         TableItems(index).rows(np.arange(50))
 
 
