@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onefold.spark.differences import Diff, Hash
 
 ROWS_MAX: Final = 10_000_000
-"""Rows of the table that may be read, as many as the ids that a peer may name: the only session is our own."""
+"""Rows of the table that may be read, like `Limits.needs_max`. A server allows fewer: it has many sessions."""
 
 
 def diff_peer(

@@ -20,6 +20,7 @@ from onefold.cli.output import AsJson, emit_json, fail, people, progress, tell, 
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile.codec import hashed
+from onefold.reconcile.exchange import KNOWN, STORED
 from onefold.reconcile.items import INFINITY
 from onefold.reconcile.records import Record, Records, Snapshot, record
 from onefold.report.text import foreign, many, table
@@ -92,8 +93,6 @@ BATCH_BYTES: Final = 16 << 20
 """Size of a transaction: large enough to be fast, small enough to hold in memory twice."""
 SHOWN_MAX: Final = 20
 """Bad lines that are shown to people; JSON has up to ten times as many."""
-STORED: Final = Answer(Verdict.FIRST, "stored")
-KNOWN: Final = Answer(Verdict.REPEAT, "known")
 
 
 def add(
@@ -212,8 +211,8 @@ def _listed(records: Records, snapshot: Snapshot, limit: int) -> list[dict[str, 
     ids = [row[: records.id_size].tobytes() for row in rows]
     listed = []
     for at in range(0, len(ids), 100):  # few at a time, because their bodies are read too, and may be large
-        some = ids[at : at + 100]
-        for stamp, id, each in zip(stamps[at : at + 100].tolist(), some, records.read(some), strict=True):
+        chunk = ids[at : at + 100]
+        for stamp, id, each in zip(stamps[at : at + 100].tolist(), chunk, records.read(chunk), strict=True):
             size = None if each is None or each.body is None else len(each.body)
             listed.append({"timestamp": stamp, "id": id.hex(), "bytes": size})
     return listed

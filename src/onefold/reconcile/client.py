@@ -304,8 +304,8 @@ class Transfer:
         most = min(opened.message_bytes_max, FRAME_BYTES) - 1
         room = most
         for at in range(0, len(ids), READ_IDS):
-            some = ids[at : at + READ_IDS]
-            for id, record in zip(some, self._records.read(some), strict=True):
+            chunk = ids[at : at + READ_IDS]
+            for id, record in zip(chunk, self._records.read(chunk), strict=True):
                 if record is None or record.body is None:
                     self.pushed.arrive()
                     self._refuse(self.pushed, exchange.NOT_THERE, id)

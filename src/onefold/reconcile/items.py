@@ -580,8 +580,8 @@ class ItemSet:
         index = self.snapshot()
         records = _checked(*self._parsed(timestamps, ids), self.id_size)
         if not (present := index.holds(records.timestamps, records.ids)).all():
-            lost = int(flagged(~present)[0])
-            stamp, id = int(records.timestamps[lost]), records.ids[lost, : self.id_size].tobytes().hex()
+            missing = int(flagged(~present)[0])
+            stamp, id = int(records.timestamps[missing]), records.ids[missing, : self.id_size].tobytes().hex()
             raise BadInput(f"no record with timestamp {stamp} and id {id}", timestamp=stamp, id=id)
         self._index = index.removed(records.timestamps, records.ids)
 

@@ -49,9 +49,9 @@ class PeerBooks:
     """What a server counts over all its connections; thread-safe.
 
     >>> books = PeerBooks()
-    >>> books.sit(1), books.sit(1)
+    >>> books.open_session(1), books.open_session(1)
     (True, False)
-    >>> books.leave()
+    >>> books.close_session()
     >>> books.sessions, books.of("sessions")
     (0, 1)
     """
@@ -63,7 +63,7 @@ class PeerBooks:
         self._pushed = Tally()
         self.sessions = 0  # open now
 
-    def sit(self, sessions_max: int) -> bool:
+    def open_session(self, sessions_max: int) -> bool:
         with self._lock:
             if self.sessions >= sessions_max:
                 return False
@@ -71,7 +71,7 @@ class PeerBooks:
             self._counts["sessions"] += 1
             return True
 
-    def leave(self) -> None:
+    def close_session(self) -> None:
         with self._lock:
             self.sessions -= 1
 
@@ -189,12 +189,12 @@ class OpenSession:
             raise Refused("bad_open", f"version is {opening.version}, this server speaks {exchange.VERSION}")
         if opening.id_size != records.id_size:
             raise Refused("bad_open", f"id_size is {opening.id_size}, the ids here have {records.id_size} bytes")
-        if not books.sit(limits.sessions_max):
+        if not books.open_session(limits.sessions_max):
             raise Refused("busy", f"{limits.sessions_max} sessions are open, the limit: try again later")
         self._limits, self._clock, self._books = limits, clock, books
         self._silence_s = self._work_s = 0.0
         self._closing = ExitStack()
-        self._closing.callback(books.leave)
+        self._closing.callback(books.close_session)
         try:
             self._snapshot = records.snapshot()
         except Exception as error:
@@ -391,20 +391,20 @@ class Peer(PeerSessions):
 
     def _fetch(self, session: OpenSession, frame: bytes) -> bytes:
         session.transfer()
-        records = list(self._filling(exchange.read_ids(frame, self._records.id_size)))
+        records = list(self._first_records(exchange.read_ids(frame, self._records.id_size)))
         self._fetched += len(records) or 1  # an empty request is work too
         if self._fetched > self._limits.needs_max:
             raise Refused("needs", f"the session is over: more than {self._limits.needs_max} records were fetched")
         self._books.count("fetched", len(records))
         return exchange.write_records(exchange.RECORDS, records)
 
-    def _filling(self, ids: Sequence[bytes]) -> Iterator[Record]:
+    def _first_records(self, ids: Sequence[bytes]) -> Iterator[Record]:
         """The first of these records that fit into a frame; at least one."""
         room = self._limits.message_bytes_max - 1
         for start in range(0, len(ids), READ_MAX):
-            some = ids[start : start + READ_MAX]
-            records = self._records.read(some) if self._bodies else [None] * len(some)
-            for number, (id, record) in enumerate(zip(some, records, strict=True), start):
+            chunk = ids[start : start + READ_MAX]
+            records = self._records.read(chunk) if self._bodies else [None] * len(chunk)
+            for number, (id, record) in enumerate(zip(chunk, records, strict=True), start):
                 if record is None or record.body is None or exchange.size_of(record) >= self._answer_bytes_max:
                     record = Record(0, id)
                 room -= exchange.size_of(record)

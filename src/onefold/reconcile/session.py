@@ -37,11 +37,11 @@ from onefold.reconcile.codec import Mode, Ranges, Violation
 from onefold.reconcile.items import Bounds, Flags, Ints, Items, Limbs, Rows, Stamps, flagged
 
 SPLIT: Final = 16
-"""A range whose fingerprints differ is cut into so many; as published."""
+"""The number of pieces that a differing range is cut into; as published."""
 LIST_BELOW: Final = 32
 """A range of fewer records is sent as a list of ids; as published."""
 WIRES: Final = {"v1": codec.V1, "xor": codec.XOR}
-NOBODY: Final = -1
+NO_MATCH: Final = -1
 BEGINNING_BITS_MIN: Final = 16
 
 
@@ -180,7 +180,7 @@ class Listed:
 def match(ours: Listed, theirs: Listed) -> tuple[Ints, Ints, list[int]]:
     """Pair equal ids of both sides in the same range, for all lists of a message at once.
 
-    Returns, for each of our ids, the position of its equal among theirs, or NOBODY; the same for theirs; and the
+    Returns, for each of our ids, the position of its equal among theirs, or NO_MATCH; the same for theirs; and the
     positions of ids that they list a second time in one range.
 
     Each id becomes one number: its range, its first bits, its side, its position. After sorting, equal ids of both
@@ -188,7 +188,7 @@ def match(ours: Listed, theirs: Listed) -> tuple[Ints, Ints, list[int]]:
     chance, by malice or because lists are very long, that range is *crowded* and matched by a dictionary: slower, but
     just as exact. Cost: one sort of numbers; 0.1 microseconds per id.
     """
-    of_ours, of_theirs = (np.full(len(listed.ids), NOBODY, dtype=np.int64) for listed in (ours, theirs))
+    of_ours, of_theirs = (np.full(len(listed.ids), NO_MATCH, dtype=np.int64) for listed in (ours, theirs))
     if not len(theirs.ids):
         return of_ours, of_theirs, []
     range_bits = max(1, (len(ours.counts) - 1).bit_length())
@@ -217,12 +217,12 @@ def _pairs(ours: Listed, theirs: Listed, range_bits: int, place_bits: int) -> tu
 
     keys = np.concatenate([keys_of(ours, 0), keys_of(theirs, 1 << place_bits)])
     keys.sort()
-    alike = (keys[1:] ^ keys[:-1]) >> below == 0
+    same = (keys[1:] ^ keys[:-1]) >> below == 0
     side = (keys >> np.uint64(place_bits)).astype(np.uint8) & 1
-    pair = alike & (side[:-1] < side[1:])
-    odd = alike & ~pair
-    odd[1:] |= alike[1:] & alike[:-1]
-    crowded = np.unique(keys[:-1][odd] >> np.uint64(64 - range_bits)).astype(np.int64)
+    pair = same & (side[:-1] < side[1:])
+    ambiguous = same & ~pair
+    ambiguous[1:] |= same[1:] & same[:-1]
+    crowded = np.unique(keys[:-1][ambiguous] >> np.uint64(64 - range_bits)).astype(np.int64)
     first, mask = flagged(pair), np.uint64((1 << place_bits) - 1)
     return (keys[first] & mask).astype(np.int64), (keys[first + 1] & mask).astype(np.int64), crowded
 
@@ -232,18 +232,18 @@ def _match_by_dictionary(ours: Listed, theirs: Listed, of_ours: Ints, of_theirs:
     twice: list[int] = []
     for number in ranges.tolist():
         start, end = ours.span(number)
-        of_ours[start:end] = NOBODY
+        of_ours[start:end] = NO_MATCH
         positions: dict[bytes, int] = {}
         for position in range(*theirs.span(number)):
-            of_theirs[position] = NOBODY
+            of_theirs[position] = NO_MATCH
             if positions.setdefault(theirs.ids[position].tobytes(), position) != position:
                 twice.append(position)
         beginnings = theirs.ids[slice(*theirs.span(number)), :8].view(np.uint64)[:, 0]
         likely = np.isin(ours.ids[start:end, :8].view(np.uint64)[:, 0], beginnings)
         for mine in (flagged(likely) + start).tolist():
-            partner = positions.get(ours.ids[mine].tobytes(), NOBODY)
+            partner = positions.get(ours.ids[mine].tobytes(), NO_MATCH)
             of_ours[mine] = partner
-            if partner != NOBODY:
+            if partner != NO_MATCH:
                 of_theirs[partner] = mine
     return twice
 
@@ -328,13 +328,13 @@ class Slots:
 
     def __init__(self, lists: Lists) -> None:
         count = len(lists.ranges)
-        ours, theirs = flagged(lists.of_ours == NOBODY), flagged(lists.of_theirs == NOBODY)
+        ours, theirs = flagged(lists.of_ours == NO_MATCH), flagged(lists.of_theirs == NO_MATCH)
         self.lists = lists
-        self.common = flagged(lists.of_ours != NOBODY)
+        self.common = flagged(lists.of_ours != NO_MATCH)
         """Our positions of the ids that both sides have."""
         # Slot s of range r has s - r common ids before it, as every range has one slot more than common ids.
-        our_slots = np.cumsum(lists.of_ours != NOBODY)[ours] + lists.ours.ranges[ours]
-        their_slots = np.cumsum(lists.of_theirs != NOBODY)[theirs] + lists.theirs.ranges[theirs]
+        our_slots = np.cumsum(lists.of_ours != NO_MATCH)[ours] + lists.ours.ranges[ours]
+        their_slots = np.cumsum(lists.of_theirs != NO_MATCH)[theirs] + lists.theirs.ranges[theirs]
         used = np.zeros(len(self.common) + count, dtype=np.bool_)
         used[our_slots] = used[their_slots] = True
         slots = flagged(used)
@@ -346,7 +346,7 @@ class Slots:
         common_ends = commons.cumsum()
         self.bounded_below = self.before > (common_ends - commons)[self.number]
         self.bounded_above = self.before < common_ends[self.number]
-        self.theirs_first, self.theirs_last = (np.full(len(slots), NOBODY, dtype=np.int64) for _ in range(2))
+        self.theirs_first, self.theirs_last = (np.full(len(slots), NO_MATCH, dtype=np.int64) for _ in range(2))
         where = slots.searchsorted(their_slots)
         self.theirs_last[where] = theirs  # of several assignments to one position, numpy keeps the last
         self.theirs_first[where[::-1]] = theirs[::-1]
@@ -363,13 +363,13 @@ class Slots:
         neighbour = self.common[self.before[slots] - (1 if lower else 0)]
         bounds = (lists.ranges.lower if lower else lists.ranges.upper).take(self.number)
         chosen = bounds.take(slots)
-        ours = self.last[slots] > self.first[slots]  # slots with records of ours
+        ours = self.last[slots] > self.first[slots]  # slots that hold our records
         if ours.any():
             at = neighbour[ours] + (0 if lower else -1)
             below, above = ((lists.stamps[i], lists.ours.ids.take(i, axis=0)) for i in (at, at + 1))
             chosen.put(ours, Bounds.between(below, above))
         theirs_at = (self.theirs_first if lower else self.theirs_last)[slots]
-        listed = theirs_at != NOBODY
+        listed = theirs_at != NO_MATCH
         ids = lists.theirs.ids.take(theirs_at[listed], axis=0)
         stamps, neighbours = lists.stamps[neighbour[listed]], lists.ours.ids.take(neighbour[listed], axis=0)
         same_time = items.texts(ids) > items.texts(neighbours) if lower else items.texts(ids) < items.texts(neighbours)
@@ -407,7 +407,7 @@ def xor_reply(setting: Setting, lists: Lists) -> tuple[Ranges, Ints]:
     long for a frame becomes a list of our ids, or fingerprints of its pieces.
     """
     ranges, count, id_size = lists.ranges, len(lists.ranges), setting.items.id_size
-    ours, theirs = flagged(lists.of_ours == NOBODY), flagged(lists.of_theirs == NOBODY)
+    ours, theirs = flagged(lists.of_ours == NO_MATCH), flagged(lists.of_theirs == NO_MATCH)
     haves = np.bincount(lists.ours.ranges[ours], minlength=count)
     ids = lists.ours.ids[ours, :id_size].tobytes()
     number = lists.theirs.ranges[theirs]
@@ -566,8 +566,8 @@ class Answers:
                 offset = int(received.incoming.starts[outside[~empty][0]])
                 raise Violation("a list of ids for a range that was not asked about", offset)
         lists = received.lists(which[self.inside[which]])
-        have = received.ids(lists.ours.ids[lists.of_ours == NOBODY])
-        need = received.ids(lists.theirs.ids[lists.of_theirs == NOBODY])
+        have = received.ids(lists.ours.ids[lists.of_ours == NO_MATCH])
+        need = received.ids(lists.theirs.ids[lists.of_theirs == NO_MATCH])
         if len(outside):
             rest, _ = self._clipped(outside)
             have += received.ids(received.setting.items.rows(items.spans(rest.first, rest.last))[1])
@@ -580,19 +580,19 @@ class Answers:
             return [], []
         message, starts = received.incoming.message, received.incoming.starts[which]
         replies = received.ranges.take(which)
-        own = self.questions.take(np.minimum(self.start[which], len(self.questions) - 1))
-        exact = own.lower.equal(replies.lower) & own.upper.equal(replies.upper) & (own.modes == Mode.ID_LIST)
+        asked = self.questions.take(np.minimum(self.start[which], len(self.questions) - 1))
+        exact = asked.lower.equal(replies.lower) & asked.upper.equal(replies.upper) & (asked.modes == Mode.ID_LIST)
         if not exact.all():
             raise Violation("a Response to something that was not listed", int(starts[~exact][0]))
         need, counts, ends = received.incoming.id_lists(which)
-        ours = received.setting.items.rows(items.spans(own.first, own.last))[1]
-        _, of_theirs, twice = match(Listed(ours, own.sizes()), Listed(need, counts))
-        if twice or (of_theirs != NOBODY).any():
-            position = int(twice[0] if twice else flagged(of_theirs != NOBODY)[0])
+        ours = received.setting.items.rows(items.spans(asked.first, asked.last))[1]
+        _, of_theirs, twice = match(Listed(ours, asked.sizes()), Listed(need, counts))
+        if twice or (of_theirs != NO_MATCH).any():
+            position = int(twice[0] if twice else flagged(of_theirs != NO_MATCH)[0])
             start = starts[np.searchsorted(counts.cumsum(), position, side="right")]
             raise Violation("a Response with an id that was listed, or is in it twice", int(start))
         lacking = []  # for each listed id whether the server lacks it
-        for at, count in zip(ends.tolist(), own.sizes().tolist(), strict=True):
+        for at, count in zip(ends.tolist(), asked.sizes().tolist(), strict=True):
             size, start = codec.read_number(message, at)
             if size > -(-count // 8):
                 raise Violation(f"{size} bytes of bits for {count} listed ids", at)

@@ -37,7 +37,7 @@ KEPT_SHARE: Final = 1 / 8
 ALL_SHARE: Final = 1 / 2
 """Beyond this share of differing ranges, filtering rows by range does not pay."""
 DELTA_MAX: Final = 50_000
-"""Up to so many differing ids, of about 100 bytes, are collected in the driver and broadcast."""
+"""Up to this many differing ids, of about 100 bytes, are collected in the driver and broadcast."""
 SPOKEN_MAX: Final = 200
 """Characters of a row that an error shows."""
 OUTCOME: Final = ("differs_in", "row_a", "row_b")

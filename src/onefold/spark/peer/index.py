@@ -284,7 +284,7 @@ FEW: Final = 256
 MANY: Final = 1 << 16
 """A range to be listed with more records than this is not read in advance: it will not fit into a frame."""
 SPANS_MAX: Final = 64
-"""Up to so many spans of time are pushed down to the file reader; of more, only the first start and the last end."""
+"""Up to this many spans of time are pushed down to the file reader; of more, only the overall span."""
 
 
 @dataclass(frozen=True)
@@ -497,7 +497,7 @@ PARTS_MAX: Final = 16
 UNREADABLE_INDEX: Final = (OSError, BadInput, ValueError, KeyError, TypeError, RecursionError)
 """What reading a file may raise that is missing, torn, or not ours."""
 OUTGROWN: Final = 4
-"""A layout is outgrown by so many times the rows that it was made for."""
+"""A layout is rebuilt when the table has this many times the rows that it was made for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ def rows_of(table: pa.Table) -> tuple[Stamps, Rows]:
 
 
 BUCKETS_MAX: Final = 1 << 16
-"""So many take some 10 MB in the driver."""
+"""Their sums take some 10 MB in the driver."""
 QUANTILES: Final = 1 << 14
 """Of the times of a table. Cutting crowded milliseconds may double the buckets, which stays below BUCKETS_MAX."""
 QUANTILE_ERROR: Final = 4
