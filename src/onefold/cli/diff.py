@@ -13,7 +13,7 @@ from typer import Argument, Exit, Option
 from onefold.cli.mistakes import are_small, format_of, refuse_files, refuse_path
 from onefold.cli.options import Format, ReaderOption, ServerToken, names_of, read_token, reader_options, refuse
 from onefold.cli.output import AsJson, people, progress, tell
-from onefold.errors import Misuse
+from onefold.errors import BadInput, Misuse
 from onefold.report import agreement
 from onefold.report.text import many
 
@@ -49,7 +49,10 @@ def diff_peer(
             with closing(connect()) as channel:
                 say("comparing")
                 items, opening = TableItems(index, rows_max=ROWS_MAX), Opening(frame_size_max=limits.frame_size_max)
-                look = find_ids(items, channel, opening, limits, say=say)
+                try:
+                    look = find_ids(items, channel, opening, limits, say=say)
+                except BadInput as error:  # by the peer, not by the user
+                    raise ConnectionAbortedError(f"the comparison with the peer failed: {error}") from error
             have = look.have[:samples]
             document = {
                 "equal": not look.have and not look.need, "rows": look.here, "rows_peer": look.opened.records,

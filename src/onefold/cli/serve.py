@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["console", "desk", "gateway", "ingest", "reconcile"]
 
 IDLE_S: Final = 60.0
+SESSION_S: Final = 600.0
 TRANSFER_S: Final = 3_600.0
 RECORD_BYTES_MAX: Final = 512 << 10
 MASTER: Final = "local[*]"
@@ -287,7 +288,7 @@ def reconcile(
     read_only: Annotated[bool, Option("--read-only", help="Send records, but accept none.")] = False,
     connections_max: options.Connections = 256,
     sessions_max: Annotated[int, Option(min=1, help="Sessions at the same time.")] = 64,
-    session_s: Annotated[float, Option(min=1, help="Seconds a peer may be silent, in total per session.")] = 600,
+    session_s: Annotated[float, Option(min=1, help="Seconds a peer may be silent, in total per session.")] = SESSION_S,
     work_s: Annotated[float, Option(min=1, help="CPU seconds a session may take to find the differences.")] = 60,
     record_bytes_max: Annotated[int, Option(min=1, help="Largest record to accept, in bytes.")] = RECORD_BYTES_MAX,
     spark: Annotated[bool, Option("--spark", help="STORE is a table; its rows are records without bodies.")] = False,
@@ -316,7 +317,8 @@ def reconcile(
     limits = ReconcileLimits(
         connections_max=connections_max, sessions_max=sessions_max, look_silence_s_max=session_s,
         transfer_silence_s_max=max(TRANSFER_S, session_s), work_s_max=work_s, record_bytes_max=record_bytes_max,
-        idle_s=max(IDLE_S, session_s) if spark else IDLE_S,  # the peer may be a table too, and run a Spark job
+        # A peer that is a table runs Spark jobs between its messages.
+        idle_s=max(IDLE_S, session_s) if spark or session_s > SESSION_S else IDLE_S,
     )  # fmt: skip
     writable = not read_only and not spark
     settings = ReconcileSettings(

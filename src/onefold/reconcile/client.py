@@ -195,7 +195,8 @@ def _answer(channel: Channel, kind: int) -> bytes:
     if frame[:1] == bytes((kind,)):
         return frame
     if frame[:1] != bytes((exchange.ERROR,)):
-        raise BadInput(f"the peer answers with a frame of kind {frame[:1]!r}, expected {chr(kind)!r}")
+        like = ", as a NIP-77 relay does" if frame[:1] == b"[" else ""
+        raise BadInput(f"the peer answers with a frame of kind {frame[:1]!r}{like}, expected {chr(kind)!r}")
     trouble = exchange.read_document(exchange.Trouble, frame)
     text = "the peer says " + plain(f"{trouble.error}: {trouble.text}")
     if trouble.error == "busy":

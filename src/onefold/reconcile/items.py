@@ -653,12 +653,17 @@ def check_id_size(id_size: int) -> int:
     return id_size
 
 
-def _checked(stamps: Stamps, rows: Rows, id_size: int) -> Columns:
-    """The records, sorted; BadInput that names a reserved timestamp or a duplicate id."""
+def sorted_records(stamps: Stamps, rows: Rows, id_size: int) -> Columns:
+    """The records, sorted; BadInput that names an id with the reserved timestamp."""
     if len(reserved := flagged(stamps == np.uint64(INFINITY))):
         id = rows[reserved[0], :id_size].tobytes().hex()
         raise BadInput(f"timestamp 2^64 - 1 of id {id} is reserved", timestamp=INFINITY, id=id)
-    records = Columns.sorted_from(stamps, rows)
+    return Columns.sorted_from(stamps, rows)
+
+
+def _checked(stamps: Stamps, rows: Rows, id_size: int) -> Columns:
+    """The records, sorted; BadInput that names a reserved timestamp or a duplicate id."""
+    records = sorted_records(stamps, rows, id_size)
     if (records.beginnings[1:] == records.beginnings[:-1]).any():  # equal first limbs: compare whole ids
         ids = np.sort(texts(records.ids))
         if len(equal := flagged(ids[1:] == ids[:-1])):

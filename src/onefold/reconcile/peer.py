@@ -331,8 +331,8 @@ class Peer(PeerSessions):
     ) -> None:  # fmt: skip
         """``clock`` is the CPU clock of the calling thread; ``books`` are shared by all connections of a server.
 
-        A record that does not fit into ``answer_bytes_max`` is sent without its body: a frame that the client refuses
-        would end its connection, and the next one at the same record.
+        Frames of records are no larger than ``answer_bytes_max``, and a record that does not fit is sent without its
+        body: a frame that the client refuses would end its connection, and every further one at the same record.
         """
         super().__init__(records, limits or ReconcileLimits(), clock, books or PeerBooks())
         self._writable, self._bodies, self._answer_bytes_max = writable, bodies, answer_bytes_max
@@ -400,7 +400,7 @@ class Peer(PeerSessions):
 
     def _first_records(self, ids: Sequence[bytes]) -> Iterator[Record]:
         """The first of these records that fit into a frame; at least one."""
-        room = self._limits.message_bytes_max - 1
+        room = min(self._limits.message_bytes_max, self._answer_bytes_max) - 1
         for start in range(0, len(ids), READ_MAX):
             chunk = ids[start : start + READ_MAX]
             records = self._records.read(chunk) if self._bodies else [None] * len(chunk)

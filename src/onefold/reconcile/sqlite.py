@@ -566,10 +566,7 @@ def _checked(timestamps: Stamps, ids: Rows, id_size: int) -> Columns:
     if timestamps.dtype != np.uint64 or ids.dtype != np.uint8 or ids.shape != (len(timestamps), id_size):
         text = f"timestamps are {timestamps.dtype} of shape {timestamps.shape}, ids {ids.dtype} of shape {ids.shape}"
         raise Misuse(f"{text}: must be uint64 of shape (n,), and uint8 of shape (n, {id_size})")
-    if len(reserved := np.flatnonzero(timestamps == np.uint64(items.INFINITY))):
-        id = ids[reserved[0]].tobytes().hex()
-        raise BadInput(f"timestamp 2^64 - 1 of id {id} is reserved", id=id, timestamp=items.INFINITY)
-    records = Columns.sorted_from(timestamps, padded(ids, id_size))
+    records = items.sorted_records(timestamps, padded(ids, id_size), id_size)
     if (records.beginnings[1:] == records.beginnings[:-1]).any():  # equal first limbs: compare whole ids
         whole, same = items.texts(records.ids), records.timestamps[1:] == records.timestamps[:-1]
         records = records.without(np.flatnonzero(same & (whole[1:] == whole[:-1])))

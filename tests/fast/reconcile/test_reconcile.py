@@ -193,9 +193,12 @@ def test_an_id_that_both_have_at_two_times_is_left_out_of_xor_and_told(onefold, 
     assert named.stderr.endswith("; 1 only here, 1 only there; nothing was moved\n")
 
 
-@pytest.mark.parametrize(("session_s", "transfer_s"), [(1_800, 3_600), (7_200, 7_200)])
-def test_a_longer_silence_while_looking_is_allowed_in_the_transfer_too(monkeypatch, onefold, session_s, transfer_s):
-    limits = []
-    monkeypatch.setattr(ReconcileServer, "run", lambda server, say: limits.append(server.settings.limits))
+@pytest.mark.parametrize(("session_s", "idle_s", "transfer_s"), [(60, 60, 3_600), (1_800, 1_800, 3_600), (7_200,) * 3])
+def test_a_longer_silence_is_allowed_at_once_and_in_the_transfer_too(
+    monkeypatch, onefold, session_s, idle_s, transfer_s
+):
+    servers: list[ReconcileServer] = []
+    monkeypatch.setattr(ReconcileServer, "run", lambda server, say: servers.append(server))
     assert onefold("serve", "reconcile", "a.db", "--port", 0, "--session-s", session_s).returncode == 0
-    assert [(each.look_silence_s_max, each.transfer_silence_s_max) for each in limits] == [(session_s, transfer_s)]
+    limits = servers[0].settings.limits
+    assert (limits.look_silence_s_max, limits.idle_s, limits.transfer_silence_s_max) == (session_s, idle_s, transfer_s)

@@ -287,6 +287,7 @@ def resent(change):
     ("changes", "text"),
     [
         ({"o": lambda frame: b""}, "frame of kind b'', expected 'o'"),
+        ({"o": lambda frame: b'["NOTICE","no"]'}, "frame of kind b'\\[', as a NIP-77 relay does, expected 'o'"),
         ({"o": lambda frame: b"o{}"}, "a field is missing"),
         ({"o": lambda frame: opened(message_bytes_max=1)}, "the peer accepts 1 bytes a message"),
         ({"M": lambda frame: b"M"}, "byte 0: an empty message"),

@@ -306,7 +306,9 @@ def test_a_record_that_no_client_can_receive_is_named_and_the_others_are_pulled(
     here, there = MemoryRecords(), MemoryRecords()
     large = record(2, bytes(REPLY_BYTES_MAX))
     there.add([record(1, b"before"), large, record(3, b"behind")])
-    with running(there) as server:
+    there.add([record(4 + n, bytes(6 << 20)) for n in range(3)])  # each can be received, all in one frame cannot
+    limits = ReconcileLimits(message_bytes_max=64 << 20, record_bytes_max=32 << 20)
+    with running(there, limits=limits) as server:
         done = reconcile(here, dial(server.url))
-    assert (len(here), done.connections, done.unpulled) == (2, 1, 1)
+    assert (len(here), done.connections, done.unpulled) == (5, 1, 1)
     assert done.pulled.count(Verdict.REJECT, "not_there") == 1

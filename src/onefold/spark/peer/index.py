@@ -465,7 +465,7 @@ class TableItems:
         ids = np.sort(items.texts(merged.ids))
         if len(twice := np.flatnonzero(ids[1:] == ids[:-1])):  # perhaps in two buckets, at two times
             id = ids[twice[0]].ljust(self.id_size, b"\0").hex()
-            raise BadInput(f"{index.path}: id {id} is there twice: name the columns that tell rows apart", id=id)
+            raise Misuse(f"{index.path}: id {id} is there twice: name the columns that tell rows apart", id=id)
         loaded = np.union1d(np.flatnonzero(self._offsets >= 0), wanted)
         counts = index.buckets.counts[loaded]
         offsets = self._offsets.copy()
