@@ -216,18 +216,17 @@ def diff_tables(
     writing = nullcontext() if out is None else diff_files.outcome(spark, out, [table.path for table in tables])
     with writing as folder, compared("comparing") as diff:
         copied = diff.summary.only_a if repair else 0
+        document = {} if copied and folder is None else documented(diff)
         if folder is not None:
             say("writing")
             rows = {
                 diff_files.HAVE: diff.only_a, diff_files.NEED: diff.only_b, diff_files.DIFFERING: diff.differing,
                 diff_files.DOUBLED: diff.doubled,
             }  # fmt: skip
-            diff_files.write_outcome(folder, rows, documented(diff))
+            diff_files.write_outcome(folder, rows, document)
         if copied:
             say("repairing")
             diff_files.append(spark, diff.only_a, tables[1])
-        else:
-            document = documented(diff)
     if copied:
         with compared("comparing again") as diff:
             document = documented(diff)
