@@ -13,6 +13,7 @@ import pytest
 
 from onefold.errors import BadInput, Misuse, StaleWrite
 from onefold.reconcile import Record, Session
+from onefold.reconcile.exchange import Pipe
 from onefold.reconcile.records import MemoryRecords
 from onefold.spark.diff_files import DiffTable
 from onefold.spark.peer import naming as peer_layout
@@ -106,7 +107,7 @@ def test_an_index_follows_its_table(spark, table, time):
     assert more.buckets.counts.max() < 80
 
     write("a ü.parquet", range(0, 1_000, 2))
-    with pytest.raises(StaleWrite, match="rows where the index knows"):
+    with pytest.raises(StaleWrite, match="rows, the index has"):
         TableItems(more).rows(np.arange(1_500))
     (table.folder / "t" / "b.parquet").rename(table.folder / "t" / "c.parquet")
     for file in place.iterdir():
@@ -182,7 +183,7 @@ def test_columns_that_cannot_be_are_refused_by_name(spark, table):
     ):
         with pytest.raises(Misuse, match=why):
             TableIndex(spark, DiffTable(table.path), naming).refresh()
-    with pytest.raises(Misuse, match="no column is named"):
+    with pytest.raises(Misuse, match="columns is empty"):
         Naming(columns=())
     (table.folder / "t" / "b.parquet").write_text("none")
     with pytest.raises(OSError, match=r"cannot read .*/t/b.parquet: Parquet file size is 4 bytes[^;]*$"):
@@ -202,7 +203,7 @@ def test_a_table_is_a_store_that_is_only_read_and_seen_anew_after_a_while(spark,
     now[0] = 10
     assert (len(records.snapshot()), len(snapshot)) == (45, 40)
     for verb in (records.add, records.remove):
-        with pytest.raises(Misuse, match="read here, and not written"):
+        with pytest.raises(Misuse, match="read-only here"):
             verb([])
     records.close()
     with pytest.raises(Misuse, match="closed"):
@@ -244,6 +245,14 @@ def test_a_table_is_compared_with_a_store_by_its_key(spark, table):
         done = onefold("diff", table.path, server.server.url, "--key", "k", "--samples", 1, cwd=table.folder)
         assert done.returncode == 1
         assert "only here: k 3" in done.stderr
+
+
+def test_a_peer_that_breaks_the_protocol_is_exit_3(spark, table, monkeypatch):
+    table.write("a.parquet", range(10))
+    monkeypatch.setattr("onefold.reconcile.client.dial", lambda *words: lambda: Pipe(lambda frame: b"?"))
+    done = onefold("diff", table.path, "ws://127.0.0.1:1", "--key", "k", cwd=table.folder)
+    assert done.returncode == 3
+    assert "the comparison with the peer failed: the peer answers with a frame of kind b'?'" in done.stderr
 
 
 def test_options_without_an_effect_are_refused(tmp_path):

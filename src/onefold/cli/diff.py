@@ -1,4 +1,4 @@
-"""``onefold diff``: which rows two tables do not share; or a table and a peer, ``onefold diff TABLE ws://PEER``."""
+"""``onefold diff``: the rows that two tables do not share; or a table and a peer, ``onefold diff TABLE ws://PEER``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer import Argument, Exit, Option
 from onefold.cli.mistakes import are_small, format_of, refuse_files, refuse_path
 from onefold.cli.options import Format, ReaderOption, ServerToken, names_of, read_token, reader_options, refuse
 from onefold.cli.output import AsJson, people, progress, tell
-from onefold.errors import Misuse
+from onefold.errors import BadInput, Misuse
 from onefold.report import agreement
 from onefold.report.text import many
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from onefold.spark.differences import Diff, Hash
 
 ROWS_MAX: Final = 10_000_000
-"""Rows of the table that are read: as many ids as a peer may say we lack. There is one session, and it is ours."""
+"""Rows of the table that may be read, like `Limits.needs_max`. A server allows fewer: it has many sessions."""
 
 
 def diff_peer(
     table: DiffTable, connect: Callable[[], Any], columns: tuple[str, ...] | None, *, time: str | None,
     index_folder: str | None, out: str | None, samples: int, master: str,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a table and a peer lack of each other; the rows and ids are written to ``out``, if there is one."""
+    """Compare a table with a peer; the differing rows and ids are written to ``out``, if it is given."""
     from onefold.reconcile.client import ClientLimits, find_ids
     from onefold.reconcile.exchange import Opening
     from onefold.spark import diff_files
@@ -43,13 +43,16 @@ def diff_peer(
         say("starting Spark")
         spark = session(master)
         with nullcontext() if out is None else diff_files.outcome(spark, out, [table.path]) as folder:
-            say("bringing the index up to date")
+            say("updating the index")
             index = TableIndex(spark, table, Naming(columns=columns, time=time), folder=index_folder).refresh()
             limits = ClientLimits()
             with closing(connect()) as channel:
                 say("comparing")
                 items, opening = TableItems(index, rows_max=ROWS_MAX), Opening(frame_size_max=limits.frame_size_max)
-                look = find_ids(items, channel, opening, limits, say=say)
+                try:
+                    look = find_ids(items, channel, opening, limits, say=say)
+                except BadInput as error:  # by the peer, not by the user
+                    raise ConnectionAbortedError(f"the comparison with the peer failed: {error}") from error
             have = look.have[:samples]
             document = {
                 "equal": not look.have and not look.need, "rows": look.here, "rows_peer": look.opened.records,
@@ -79,32 +82,32 @@ def peer_line(document: dict[str, Any]) -> Text:
 
 def diff(
     a: Annotated[str, Argument(help="A file or folder that Spark can read.")],
-    b: Annotated[str, Argument(help="Another one, or the address of a peer: ws://HOST:PORT.")],
+    b: Annotated[str, Argument(help="Another one, or a peer: ws://HOST:PORT.")],
     format_a: Format = "auto",
     format_b: Format = "auto",
     option_a: ReaderOption = None,
     option_b: ReaderOption = None,
-    key: Annotated[str | None, Option(help="The columns that name a row, with commas. Default: all.")] = None,
-    columns: Annotated[str | None, Option(help="What else must agree, with commas. Default: all others.")] = None,
+    key: Annotated[str | None, Option(help="Columns that identify a row, with commas. Default: all.")] = None,
+    columns: Annotated[str | None, Option(help="Other columns to compare, with commas. Default: all.")] = None,
     hash: Annotated[Literal["xxhash64", "sha256"], Option(help="sha256: where rows may be forged.")] = "xxhash64",
     out: Annotated[
         str | None,
         Option(help="Write the rows there, as Parquet: have/ (only in A), need/ (only in B), differing/, doubled/."),
     ] = None,
-    repair: Annotated[bool, Option("--repair", help="Append to B the rows whose key it lacks; look again.")] = False,
-    master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
+    repair: Annotated[bool, Option("--repair", help="Append to B rows whose key it lacks; compare again.")] = False,
+    master: Annotated[str, Option(help="The Spark master.")] = "local[*]",
     samples: Annotated[int, Option(min=0, help="How many rows of each kind to show.")] = 10,
-    time: Annotated[str | None, Option(help="With a peer: column that sorts its records. Default: their ids.")] = None,
+    time: Annotated[str | None, Option(help="With a peer: the column to sort records by. Default: by id.")] = None,
     index: Annotated[
-        str | None, Option(help="With a peer: where the index is kept. Default: .A.onefold-index, beside A.")
+        str | None, Option(help="With a peer: the folder of the index. Default: .A.onefold-index, beside A.")
     ] = None,
     token_file: ServerToken = None,
     json: AsJson = False,
 ) -> None:
     """Compare two tables by fingerprints, and row by row where those differ. Exit 0 if they are equal, 1 if not.
 
-    B can be a peer that speaks negentropy, such as `onefold serve reconcile`: then rows are compared by ids, made of
-    the columns of --key and --columns, else of all.
+    B can be a peer that speaks negentropy, such as `onefold serve reconcile`: then rows are compared by ids, made from
+    the columns of --key and --columns, by default from all.
     """
     from onefold.reconcile.client import dial, is_server
     from onefold.spark.session import session
@@ -117,7 +120,7 @@ def diff(
         refuse({**for_tables, "--repair": repair}, "is for two tables, and B is a peer")
         of_id = names_of(",".join(filter(None, (key, columns)))) if key or columns else None
         document = diff_peer(
-            table_at(a, format_a, option_a), dial(b, read_token(token_file)), of_id,  # a wrong address is known first
+            table_at(a, format_a, option_a), dial(b, read_token(token_file)), of_id,  # checks the address before Spark
             time=time, index_folder=index, out=out, samples=samples, master=master,
         )  # fmt: skip
         _show(document, peer_line(document), json)
@@ -147,7 +150,7 @@ def diff(
 def refuse_columns(
     tables: Sequence[DiffTable], key: Sequence[str] | None, columns: Sequence[str] | None, master: str
 ) -> None:
-    """Before Spark is started, refuse tables that are not there, columns that they lack, and types that do not fit."""
+    """Before Spark starts, refuse missing tables, missing columns, and types that do not match."""
     from onefold.spark.differences import chosen, common_types
     from onefold.spark.lakes import PACKAGES, open_snapshot
     from onefold.spark.peek import PEEK_ROWS, peek
@@ -161,7 +164,7 @@ def refuse_columns(
     places = [refuse_path(table.path, master=master) for table in tables]
     for place, table in zip(places, tables, strict=True):
         refuse_files(place, table.format, table.path)
-    for rows_max in (PEEK_ROWS, None):  # a column may begin further down
+    for rows_max in (PEEK_ROWS, None):  # a column may first appear further down
         a, b = (
             None if local is None else peek(local, table.format, key or (), table.options, rows_max)
             for local, table in zip(places, tables, strict=True)
@@ -189,7 +192,7 @@ def diff_tables(
     spark: Any, tables: tuple[DiffTable, DiffTable], key: tuple[str, ...] | None, columns: tuple[str, ...] | None, *,
     hash: Hash, samples: int, out: str | None, repair: bool, say: Callable[[str], None],
 ) -> dict[str, Any]:  # fmt: skip
-    """What the tables do not share, after the repair if there was one."""
+    """Compare the tables, and repair B if asked: the figures and samples, those after the repair."""
     from onefold.spark import diff_files
     from onefold.spark.columns import quoted
     from onefold.spark.differences import diff as compare
@@ -208,24 +211,22 @@ def diff_tables(
         rows = {kind: getattr(diff, kind).orderBy(*by) if by else getattr(diff, kind) for kind in kinds}
         return {**summary, "shown": {kind: sampled(rows[kind], keys[kind], samples) for kind in kinds}}
 
-    # What cannot be done is refused before the work begins.
-    if repair:
+    if repair:  # refused before the work begins
         diff_files.check_appendable(spark, tables[1])
     writing = nullcontext() if out is None else diff_files.outcome(spark, out, [table.path for table in tables])
     with writing as folder, compared("comparing") as diff:
         copied = diff.summary.only_a if repair else 0
+        document = {} if copied and folder is None else documented(diff)
         if folder is not None:
             say("writing")
             rows = {
                 diff_files.HAVE: diff.only_a, diff_files.NEED: diff.only_b, diff_files.DIFFERING: diff.differing,
                 diff_files.DOUBLED: diff.doubled,
             }  # fmt: skip
-            diff_files.write_outcome(folder, rows, documented(diff))
+            diff_files.write_outcome(folder, rows, document)
         if copied:
             say("repairing")
             diff_files.append(spark, diff.only_a, tables[1])
-        else:
-            document = documented(diff)
     if copied:
         with compared("comparing again") as diff:
             document = documented(diff)
@@ -233,7 +234,7 @@ def diff_tables(
 
 
 def table_at(path: str, format: str, options: list[str] | None) -> DiffTable:
-    """The table that a path, a format or "auto", and options of its reader mean."""
+    """The table at a path, in this format (or "auto"), with these options of its reader."""
     from onefold.spark.diff_files import DiffTable
 
     return DiffTable(path, format_of(path) if format == "auto" else format, reader_options(options))

@@ -1,14 +1,14 @@
-"""``onefold interop``: speaks with other implementations, line by line, in the way of their published test harness.
+"""``onefold interop``: the line protocol of the published test harness, to talk to other implementations.
 
 item,<timestamp>,<id in hex>     one record; before seal
-seal                             that is all
+seal                             ends the records
 initiate                         this side is the client: answered with msg
-msg,<message in hex>             what the peer said: answered with have and need, then msg or done
+msg,<message in hex>             a message of the peer: answered with have and need, then msg or done
 
 have,<id in hex>                 only this side has it
 need,<id in hex>                 only the peer has it
-msg,<message in hex>             to be handed to the peer
-done                             the client knows all
+msg,<message in hex>             to be passed to the peer
+done                             the client has finished
 """
 
 import sys
@@ -24,14 +24,14 @@ LINE_MAX: Final = 1 << 28
 
 
 def negentropy(
-    wire: Annotated[Literal["v1", "xor"], Option(help="v1: of today. xor: the older one, for trusted peers.")] = "v1",
+    wire: Annotated[Literal["v1", "xor"], Option(help="v1: current protocol. xor: older, for trusted peers.")] = "v1",
     id_size: Annotated[
-        int | None, Option(min=8, max=32, help="Bytes of an id; longer ids are cut. xor: by default 16. v1: 32.")
+        int | None, Option(min=8, max=32, help="Bytes of an id; xor cuts longer ids. Default: 32, xor: 16.")
     ] = None,
-    frame_limit: Annotated[int, Option(min=0, help="Bytes of a message of ours; 0: no limit.")] = 0,
+    frame_limit: Annotated[int, Option(min=0, help="Largest message to send, in bytes; 0: no limit.")] = 0,
     reply: Annotated[
         Literal["sparse", "full"],
-        Option(help="What a list of ids is answered with: what differs, or all as published."),
+        Option(help="Answer a list of ids with only the ids that differ, or with all, as published."),
     ] = "sparse",
 ) -> None:
     """Reconcile with another implementation, over standard input and output."""
@@ -78,7 +78,7 @@ def negentropy(
 def _item(text: str, id_size: int, *, exact: bool) -> tuple[int, bytes]:
     stamp, _, id = text.partition(",")
     if not (stamp.isascii() and stamp.isdigit()):
-        raise BadInput(f"timestamp {stamp!r} is no whole number", timestamp=stamp)
+        raise BadInput(f"timestamp {stamp!r} is not a whole number", timestamp=stamp)
     whole = bytes.fromhex(id)
     cut = whole if exact else whole[:id_size]
     if len(cut) != id_size:

@@ -16,26 +16,28 @@ from onefold.report.text import many, table
 from onefold.verdict import Verdict
 
 SHOWN_MAX: Final = 10
-"""Ids that are shown to people; a hundred times as many in JSON."""
+"""Ids in the table for people; JSON has up to a hundred times as many."""
 
 
 def reconcile(
-    store: Annotated[str, Argument(metavar="STORE", help=f"{STORE} A new one gets all that the peer has.")],
+    store: Annotated[str, Argument(metavar="STORE", help=f"{STORE} A new store gets all records of the peer.")],
     peer: Annotated[str, Argument(metavar="PEER", help="A server, ws://HOST:PORT, or the file of another store.")],
     pull: Annotated[bool, Option(help="Fetch what the store lacks.")] = True,
     push: Annotated[bool, Option(help="Send what the peer lacks.")] = True,
     dry_run: Annotated[bool, Option("--dry-run", help="Move nothing: only say what differs.")] = False,
     since: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or later.")] = None,
     until: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or earlier.")] = None,
-    wire: Annotated[Literal["v1", "xor"], Option(help="v1: of today. xor: ids of other sizes, trusted peers.")] = "v1",
+    wire: Annotated[
+        Literal["v1", "xor"], Option(help="v1: current protocol. xor: older, for shorter ids and trusted peers.")
+    ] = "v1",
     token_file: ServerToken = None,
-    tries: Annotated[int, Option(min=1, help="Give up after so many in a row that moved nothing.")] = 5,
+    tries: Annotated[int, Option(min=1, help="Give up after so many tries in a row that moved nothing.")] = 5,
     as_json: AsJson = False,
 ) -> int:
     """Find what a store and a peer lack of each other, and exchange it.
 
-    Exit 0 if both hold the same now, 1 if something still differs, 3 if the peer was not reached or it could not be
-    finished. What was moved by then is kept: start it again, and it goes on.
+    Exit 0 if both hold the same now, 1 if something still differs, 3 if the peer cannot be reached or the exchange was
+    cut short. Records that were moved by then are kept: run it again to continue.
     """
     first, last = since or 0, client.EVER if until is None else until
     if not 0 <= first <= last <= client.EVER:
@@ -48,7 +50,7 @@ def reconcile(
     def say(line: str) -> None:
         nonlocal kept
         if line.startswith(("pulled", "pushed")):
-            kept = f"; what was moved is kept ({line}): start it again, and it goes on"
+            kept = f"; what was moved is kept ({line}): run it again to continue"
         show(line)
 
     try:
@@ -75,12 +77,12 @@ def reconcile(
 
 @contextmanager
 def _reaching(peer: str, store: str, token_file: Path | None) -> Iterator[tuple[Callable[[], Channel], int | None]]:
-    """What connects to the peer, and the size of its ids if that can be known before."""
+    """A function that connects to the peer, and the size of its ids if it is a local store."""
     if client.is_server(peer):
         yield client.dial(peer, read_token(token_file)), None
         return
     if token_file is not None:
-        raise Misuse(f"--token-file: {peer} is the file of a store, which asks for no token")
+        raise Misuse(f"--token-file: {peer} is a local store, which needs no token")
     if file_of(peer).exists() and file_of(store).exists() and file_of(peer).samefile(file_of(store)):
         raise Misuse(f"{store} and {peer} are the same store")
     with opened_records(peer) as records:
@@ -127,7 +129,7 @@ def sentence(done: client.Reconciliation, *, some: bool = False) -> str:
 
 def _why(done: client.Reconciliation) -> str:
     if done.unpulled and not done.found.opened.bodies:
-        return "; the peer knows ids alone, so there is nothing to pull"
+        return "; the peer knows only ids, so there is nothing to pull"
     return "; the peer takes no records" if done.unpushed and not done.found.opened.writable else ""
 
 

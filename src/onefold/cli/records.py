@@ -1,7 +1,7 @@
-"""``onefold records``: what is in a store of records, and how it gets in and out.
+"""``onefold records``: add, list, show and remove the records of a store.
 
-A record is a line without its newline, byte for byte; an empty line is a record too. Its time is a field of it, if it
-is JSON, else 0. Or the line names a record whose bytes are elsewhere: ``timestamp,id in hex``.
+A record is a line without its newline, byte for byte; an empty line is a record too. Its time is a field of the line,
+if that is JSON, else 0. Or the line names a record whose bytes are elsewhere: ``timestamp,id in hex``.
 """
 
 import sys
@@ -20,6 +20,7 @@ from onefold.cli.output import AsJson, emit_json, fail, people, progress, tell, 
 from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile.codec import hashed
+from onefold.reconcile.exchange import KNOWN, STORED
 from onefold.reconcile.items import INFINITY
 from onefold.reconcile.records import Record, Records, Snapshot, record
 from onefold.report.text import foreign, many, table
@@ -27,12 +28,12 @@ from onefold.tally import Tally
 from onefold.verdict import Answer, Verdict
 
 LINE_BYTES_MAX: Final = 512 << 10
-"""As much as a server takes as one record, unless it is told otherwise: longer ones could not be exchanged."""
+"""A server's default limit of a record: longer ones could not be exchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a line is read; `BadInput` with a ``reason``, one of a few, if it is no record.
+    """How a line is read; `BadInput` with a ``reason`` if it is not a record.
 
     >>> Form(32, time="at").read(b'{"at": 5, "what": "coffee"}').timestamp
     5
@@ -57,9 +58,9 @@ class Form:
         try:
             document = read_json(line, "the line")
         except BadInput:
-            raise BadInput(f"no JSON: {line[:80]!r}", reason="no_json") from None
+            raise BadInput(f"not JSON: {line[:80]!r}", reason="no_json") from None
         if not isinstance(document, dict) or self.time not in document:
-            raise BadInput(f"no JSON object with a field {self.time!r}: {line[:80]!r}", reason="no_time")
+            raise BadInput(f"not a JSON object with a field {self.time!r}: {line[:80]!r}", reason="no_time")
         value = document[self.time]
         if type(value) is not int or not 0 <= value < INFINITY:
             wrong = f"{self.time} is {value!r:.80}, must be a whole number from 0 to 2^64 - 2"
@@ -69,7 +70,7 @@ class Form:
     def _named(self, line: bytes) -> Record:
         stamp, comma, id = line.rstrip(b"\r").partition(b",")
         if not comma or not stamp.isdigit() or len(stamp) > 20 or int(stamp) >= INFINITY:
-            wrong = f"{line[:80]!r} begins with no whole number from 0 to 2^64 - 2 and a comma"
+            wrong = f"{line[:80]!r} does not begin with a whole number from 0 to 2^64 - 2 and a comma"
             raise BadInput(wrong, reason="bad_time")
         try:
             return Record(int(stamp), read_id(id.decode("ascii", "replace"), self.id_size))
@@ -78,41 +79,39 @@ class Form:
 
 
 def lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Every line and its number, without its newline; of one that is too long only the beginning is held."""
+    """Every line with its number, without its newline; of a line that is too long only the beginning."""
     number = 0
     while line := file.readline(LINE_BYTES_MAX + 2):
         number += 1
         yield number, line.removesuffix(b"\n")
-        while len(line) == LINE_BYTES_MAX + 2 and not line.endswith(b"\n"):  # the rest of it
+        while len(line) == LINE_BYTES_MAX + 2 and not line.endswith(b"\n"):  # skip the rest
             line = file.readline(LINE_BYTES_MAX + 2)
 
 
 BATCH_RECORDS: Final = 10_000
 BATCH_BYTES: Final = 16 << 20
-"""Of one transaction: large enough to be fast, small enough to be held twice."""
+"""Size of a transaction: large enough to be fast, small enough to hold in memory twice."""
 SHOWN_MAX: Final = 20
-"""Bad lines that are shown one by one; ten times as many in JSON."""
-STORED: Final = Answer(Verdict.FIRST, "stored")
-KNOWN: Final = Answer(Verdict.REPEAT, "known")
+"""Bad lines that are shown to people; JSON has up to ten times as many."""
 
 
 def add(
     store: NewStore,
     files: Annotated[list[Path], Argument(metavar="FILE", help="Files; - is standard input.")],
-    time: Annotated[str | None, Option(metavar="FIELD", help="Lines are JSON, and this is their time; else 0.")] = None,
+    time: Annotated[
+        str | None, Option(metavar="FIELD", help="Lines are JSON with their time in this field. Default: time 0.")
+    ] = None,
     ids: Annotated[
         bool,
-        Option(
-            "--ids", help='Lines are "timestamp,id in hex". Ids that are no hashes and not random hide differences.'
-        ),
+        Option("--ids", help='Lines are "timestamp,id in hex". Ids must be hashes, or differences may be missed.'),
     ] = False,
-    id_size: Annotated[int | None, Option(min=8, max=32, help="Of a new store: bytes of an id. By default 32.")] = None,
+    id_size: Annotated[int | None, Option(min=8, max=32, help="Of a new store: bytes of an id. Default: 32.")] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Keep every line of these files as a record. A line that is there already is not kept twice.
+    """Store every line of these files as a record, each once.
 
-    A record is a line without its newline; its id is the SHA-256 of its time and its bytes. Lines that are no records
-    are named, and the others are kept: exit 1.
+    A record is a line without its newline; its id is the SHA-256 of its time and its bytes. Lines that are not records
+    are named, and the others are stored: exit 1.
     """
     if ids and time is not None:
         raise Misuse("--ids and --time: a line with an id has its time before it")
@@ -127,12 +126,12 @@ def add(
                     for _ in adding.read(file):
                         show(f"{file}: {adding.tally.received:,} lines, {adding.tally.count(Verdict.FIRST):,} new")
         except KeyboardInterrupt:
-            return fail(f"interrupted: {many(adding.tally.judged, 'line')} done; to add them again does no harm", 130)
+            return fail(f"interrupted: {many(adding.tally.judged, 'line')} done; adding them again does no harm", 130)
         size = len(records)
     tally = adding.tally.check()
     rejected = tally.count(Verdict.REJECT)
     if rejected > SHOWN_MAX:
-        people.lines(f"and {many(rejected - SHOWN_MAX, 'more line')} that are no records")
+        people.lines(f"and {many(rejected - SHOWN_MAX, 'more line')} that are not records")
     sums = f"{many(tally.count(Verdict.FIRST), 'record')} stored, {tally.count(Verdict.REPEAT):,} known"
     text = f"{sums}, {many(rejected, 'line')} rejected; {store} holds {size:,} now"
     tell(text, {"store": store, "records": size, "tally": tally.to_dict(), "rejected": adding.rejected}, as_json)
@@ -211,9 +210,9 @@ def _listed(records: Records, snapshot: Snapshot, limit: int) -> list[dict[str, 
     stamps, rows = snapshot.rows(np.arange(min(limit, len(snapshot))))
     ids = [row[: records.id_size].tobytes() for row in rows]
     listed = []
-    for at in range(0, len(ids), 100):  # bodies are read with them, and may be large
-        some = ids[at : at + 100]
-        for stamp, id, each in zip(stamps[at : at + 100].tolist(), some, records.read(some), strict=True):
+    for at in range(0, len(ids), 100):  # few at a time, because their bodies are read too, and may be large
+        chunk = ids[at : at + 100]
+        for stamp, id, each in zip(stamps[at : at + 100].tolist(), chunk, records.read(chunk), strict=True):
             size = None if each is None or each.body is None else len(each.body)
             listed.append({"timestamp": stamp, "id": id.hex(), "bytes": size})
     return listed
@@ -237,7 +236,7 @@ def show(
     if each is None:
         return fail(f"{store}: there is no record {id}", 1)
     if each.body is None:
-        return fail(f"{store}: of {id} only the time is known, {each.timestamp}; its bytes are elsewhere", 1)
+        return fail(f"{store}: {id} has only a time, {each.timestamp}; its bytes are elsewhere", 1)
     if not as_json:
         with until_nobody_reads():
             sys.stdout.buffer.write(each.body)
@@ -248,9 +247,9 @@ def show(
 def rm(
     store: RecordStore, ids: Annotated[list[str], Argument(metavar="ID", help="Ids, in hex.")], as_json: AsJson = False
 ) -> int:
-    """Forget records. Exit 1 if one was not there.
+    """Remove records. Exit 1 if one was not there.
 
-    A peer that still has them gives them back at the next reconciliation: remove them there too.
+    The next reconciliation brings them back from any peer that still has them: remove them there too.
     """
     with opened_records(store) as records:
         wanted = list(dict.fromkeys(read_id(id, records.id_size) for id in ids))

@@ -1,4 +1,4 @@
-"""``onefold serve``: what runs until it is told to stop."""
+"""``onefold serve``: servers, which run until they are stopped."""
 
 import gc
 import sys
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["console", "desk", "gateway", "ingest", "reconcile"]
 
 IDLE_S: Final = 60.0
+SESSION_S: Final = 600.0
+TRANSFER_S: Final = 3_600.0
 RECORD_BYTES_MAX: Final = 512 << 10
 MASTER: Final = "local[*]"
 SWITCH_S: Final = 0.0005
-"""How long a thread keeps the interpreter while another wants it. Python's 5 ms, for each turn between the event loop,
-the claims and the log, would be most of what a decision takes."""
+"""How long a thread keeps the interpreter while another waits for it. With Python's default of 5 ms, switching between
+the event loop, the claims and the log would take most of the time of a decision."""
 
 Coordinator: TypeAlias = Annotated[
     str | None,
@@ -37,46 +39,46 @@ Coordinator: TypeAlias = Annotated[
 ]
 WhenDown: TypeAlias = Annotated[
     Literal["park", "unsure"] | None,
-    Option(help="While the coordinator is down frames wait (park, the default), or go up as UNSURE."),
+    Option(help="While the coordinator is down, frames wait (park, the default) or are passed on as UNSURE."),
 ]
 UdpAllow: TypeAlias = Annotated[
-    list[str] | None, Option(help="Gateways or networks to believe on UDP; may be repeated. Needed beyond loopback.")
+    list[str] | None, Option(help="Gateways or networks to trust on UDP; may be repeated. Required beyond loopback.")
 ]
 Mqtt: TypeAlias = Annotated[
     str | None,
     Option(envvar="ONEFOLD_MQTT", help=f"ChirpStack's bridge: mqtt://user:password@host. {options.VARIABLE}"),
 ]
 MicFailures: TypeAlias = Annotated[
-    int, Option(min=1, help="Wrong integrity codes of a station for an address in a minute; more are not looked at.")
+    int, Option(min=1, help="Wrong integrity codes per station, address and minute; further ones are not checked.")
 ]
 
 
 def ingest(
-    folder: Annotated[Path, Argument(help="Where the topics are kept; made if it is not there.")],
+    folder: Annotated[Path, Argument(help="The folder of the topics; created if it does not exist.")],
     host: options.Host = "127.0.0.1",
     port: options.Port = 7654,
     token_file: options.TokenFile = None,
-    deduplicate: Annotated[bool, Option(help="Of new topics: store each message once.")] = True,
+    deduplicate: Annotated[bool, Option(help="For new topics: store each message once.")] = True,
     memory: Annotated[
         Literal["highest", "gaps"],
-        Option(help="Of new topics: remember the highest sequence of a producer, or also what is missing below."),
+        Option(help="For new topics: remember each producer's highest sequence, or also the gaps below it."),
     ] = "highest",
     jump_max: Annotated[int, Option(min=0, help="Reject sequences that jump further ahead; 0: no limit.")] = JUMP_MAX,
-    create: Annotated[bool, Option(help="Make a topic when somebody publishes to it.")] = True,
-    idle_ms: Annotated[int | None, Option(min=1, help="Forget a producer that was silent for so many ms.")] = None,
+    create: Annotated[bool, Option(help="Create a topic with the first message for it.")] = True,
+    idle_ms: Annotated[int | None, Option(min=1, help="Forget a producer after so many ms of silence.")] = None,
     retain_bytes: options.RetainBytes = None,
     retain_ms: options.RetainMs = None,
-    snapshot_entries: Annotated[int, Option(min=1, help="Save what is remembered after so many messages.")] = 100_000,
-    snapshot_ms: Annotated[int, Option(min=1, help="Save what is remembered at least every so many ms.")] = 60_000,
-    producers_max: Annotated[int, Option(min=1, help="Producers of a topic that are remembered.")] = 100_000,
-    topics_max: Annotated[int, Option(min=1, help="Topics that clients can make.")] = 1_000,
+    snapshot_entries: Annotated[int, Option(min=1, help="Snapshot the memory after so many messages.")] = 100_000,
+    snapshot_ms: Annotated[int, Option(min=1, help="Snapshot the memory at least every so many ms.")] = 60_000,
+    producers_max: Annotated[int, Option(min=1, help="Producers to remember per topic.")] = 100_000,
+    topics_max: Annotated[int, Option(min=1, help="Topics that clients can create.")] = 1_000,
     connections_max: options.Connections = 1_000,
-    message_bytes_max: Annotated[int, Option(min=1, help="Bytes of one message.")] = 1 << 20,
+    message_bytes_max: Annotated[int, Option(min=1, help="Largest message, in bytes.")] = 1 << 20,
     json: options.AsJson = False,
 ) -> None:
     """Take messages over HTTP and websocket, and store each once.
 
-    Ctrl-C and SIGTERM stop it: what has arrived is stored and answered. A kill loses nothing that was acknowledged.
+    Ctrl-C and SIGTERM stop it: messages that have arrived are stored and answered. A kill loses no acknowledged one.
     """
     from onefold.producers.server import IngestLimits, IngestServer, IngestSettings
     from onefold.producers.topic import Topics, TopicSettings
@@ -109,19 +111,19 @@ def desk(
     transport: options.Transport,
     tokens: options.Tokens = None,
     plan: options.Plan = None,
-    queues: Annotated[str | None, Option(help="The queues that can be asked for: orders,refunds. Else all.")] = None,
-    name: Annotated[str, Option(help="The name of the desk, and of the queue that answers come by.")] = "desk",
+    queues: Annotated[str | None, Option(help="The queues to accept, such as orders,refunds. Default: all.")] = None,
+    name: Annotated[str, Option(help="The name of the desk, and of its queue for answers.")] = "desk",
     window_s: Annotated[float, Option(min=1, max=6 * 86_400, help="Seconds to keep requests and answers.")] = 86_400,
-    wait_s_max: Annotated[float, Option(min=0, max=600, help="Seconds that a client can wait for an answer.")] = 30,
+    wait_s_max: Annotated[float, Option(min=0, max=600, help="Longest wait of a client for an answer, in s.")] = 30,
     host: options.Host = "127.0.0.1",
     port: options.Port = 7656,
     token_file: options.TokenFile = None,
     json: options.AsJson = False,
 ) -> None:
-    """Take requests over HTTP, and hand each on once.
+    """Take requests over HTTP, and pass each on once.
 
-    PUT /orders/ID makes room for a request, POST fills and submits it, GET shows its state, DELETE forgets it; ID
-    is a UUID of version 7. Each can be repeated without harm. Ctrl-C and SIGTERM stop it.
+    PUT /orders/ID reserves a request, POST fills and submits it, GET shows its state, DELETE removes it; ID is a UUID
+    of version 7. All of them are idempotent. Ctrl-C and SIGTERM stop the server.
     """
     from onefold.outbox.desk import Desk, DeskServer, DeskSettings
 
@@ -143,40 +145,40 @@ def desk(
 
 
 def gateway(
-    folder: Annotated[Path, Argument(help="Where uplinks and counters are kept; made if it is not there.")],
+    folder: Annotated[Path, Argument(help="The folder of uplinks and counters; created if it does not exist.")],
     devices: Annotated[Path, Option(help="The registry: TOML, or SQLite with a table 'devices'.")],
-    name: Annotated[str | None, Option(help="A name that no other server of its coordinator has. Default: a.")] = None,
+    name: Annotated[str | None, Option(help="A name unique among the servers of a coordinator. Default: a.")] = None,
     coordinator: Coordinator = None,
     when_down: WhenDown = None,
     region: Annotated[Literal["EU868", "US915"], Option(help="The radio plan.")] = "EU868",
-    sub_band: Annotated[int | None, Option(min=1, max=8, help="Which eight channels of US915. Default: 2.")] = None,
+    sub_band: Annotated[int | None, Option(min=1, max=8, help="The group of 8 channels of US915. Default: 2.")] = None,
     rx_delay: Annotated[int, Option(min=1, max=15, help="Seconds from an uplink to its answer.")] = 1,
     host: options.Host = "127.0.0.1",
     port: options.Port = 7655,
     token_file: options.TokenFile = None,
-    public_url: Annotated[str | None, Option(help="Where a proxy in front takes stations: wss://lns.example.")] = None,
+    public_url: Annotated[str | None, Option(help="The URL of a proxy for stations: wss://lns.example.")] = None,
     udp: Annotated[int | None, Option(min=0, max=65535, help="UDP port for Semtech's packet forwarder.")] = None,
-    udp_host: Annotated[str | None, Option(help="The address for UDP; by default that of --host.")] = None,
+    udp_host: Annotated[str | None, Option(help="The address for UDP. Default: --host.")] = None,
     udp_allow: UdpAllow = None,
     mqtt: Mqtt = None,
     expiry_ms: options.Expiry = 60_000,
     fixed: options.Fixed = False,
     strict_adr: options.StrictAdr = False,
-    echo_ms: Annotated[int, Option(min=0, help="What a station hears twice in so many ms was sent once; 0: off.")] = 0,
+    echo_ms: Annotated[int, Option(min=0, help="Ignore a station's copies of a frame for so many ms; 0: off.")] = 0,
     keep_all: Annotated[bool, Option("--keep-all", help="Also store all receptions, in the topic receptions.")] = False,
     retain_bytes: options.RetainBytes = None,
     retain_ms: options.RetainMs = None,
     connections_max: options.Connections = 1_000,
-    message_bytes_max: Annotated[int, Option(min=1_000, help="Bytes of one message.")] = 16 << 10,
-    in_hand_max: Annotated[int, Option(min=1, help="Receptions in work at the same time.")] = 20_000,
-    parked_max: Annotated[int, Option(min=1, help="Claims that wait for the coordinator.")] = 10_000,
+    message_bytes_max: Annotated[int, Option(min=1_000, help="Largest message, in bytes.")] = 16 << 10,
+    in_hand_max: Annotated[int, Option(min=1, help="Receptions in progress at the same time.")] = 20_000,
+    parked_max: Annotated[int, Option(min=1, help="Claims that may wait for the coordinator.")] = 10_000,
     mic_failures_max: MicFailures = 100_000,
     json: options.AsJson = False,
 ) -> None:
     """Take radio frames from gateways, count each once, and acknowledge it once.
 
-    LoRa Basics Stations connect by websocket (tc.uri: ws://HOST:PORT). Ctrl-C and SIGTERM stop it: what has arrived is
-    decided, stored and answered. SIGHUP reads the registry again; a change of its file does, too.
+    LoRa Basics Stations connect by websocket (tc.uri: ws://HOST:PORT). Ctrl-C and SIGTERM stop it: frames that have
+    arrived are decided, stored and answered. The registry is reloaded when its file changes, and on SIGHUP.
     """
     _check_gateway(
         name, coordinator, mqtt,
@@ -212,10 +214,10 @@ def gateway(
 def _check_gateway(
     name: str | None, coordinator: str | None, mqtt: str | None, *needs: tuple[str, object, str, bool]
 ) -> None:
-    """Refuse what cannot be right before anything is opened; ``needs``: option, value, what it needs, is that so?"""
+    """Check options before anything is opened; ``needs``: option, value, the option it needs, and whether it is set."""
     if coordinator is not None and name is None:
         raise Misuse(
-            "--coordinator needs a --name: of two servers with one name each takes what the other has won for its own, "
+            "--coordinator needs a --name: two servers of one name would take each other's claims for their own, "
             "and both answer the device"
         )
     if mqtt is not None:
@@ -249,7 +251,7 @@ def _run_gateway(server: "GatewayServer", folder: Path, *, as_json: bool) -> Non
     if shared is not None and shared.startswith(("redis://", "rediss://")):
         from onefold.stores.redis import shown
 
-        shared = shown(shared)  # the address without what may be secret in it
+        shared = shown(shared)  # without secrets
 
     def ready(url: str) -> None:
         udp, mqtt = getattr(server.links.get("udp"), "port", None), getattr(server.links.get("mqtt"), "address", None)
@@ -274,7 +276,7 @@ def _run_gateway(server: "GatewayServer", folder: Path, *, as_json: bool) -> Non
         tell(line, start, as_json, indent=None)
 
     sys.setswitchinterval(SWITCH_S)
-    gc.freeze()  # the registry and all code are here to stay: to look for garbage in them would hold up frames
+    gc.freeze()  # the registry and all code are permanent: garbage collection among them would delay frames
     server.run(ready)
 
 
@@ -283,46 +285,46 @@ def reconcile(
     host: options.Host = "127.0.0.1",
     port: options.Port = 7657,
     token_file: options.TokenFile = None,
-    read_only: Annotated[bool, Option("--read-only", help="Give records, and take none.")] = False,
+    read_only: Annotated[bool, Option("--read-only", help="Send records, but accept none.")] = False,
     connections_max: options.Connections = 256,
     sessions_max: Annotated[int, Option(min=1, help="Sessions at the same time.")] = 64,
-    session_s: Annotated[float, Option(min=1, help="Seconds a session may wait for its peer, in all.")] = 600,
-    work_s: Annotated[float, Option(min=1, help="Seconds of CPU a session may take to find what differs.")] = 60,
-    record_bytes_max: Annotated[int, Option(min=1, help="Bytes of a record that is taken.")] = RECORD_BYTES_MAX,
+    session_s: Annotated[float, Option(min=1, help="Seconds a peer may be silent, in total per session.")] = SESSION_S,
+    work_s: Annotated[float, Option(min=1, help="CPU seconds a session may take to find the differences.")] = 60,
+    record_bytes_max: Annotated[int, Option(min=1, help="Largest record to accept, in bytes.")] = RECORD_BYTES_MAX,
     spark: Annotated[bool, Option("--spark", help="STORE is a table; its rows are records without bodies.")] = False,
     format: options.Format = "auto",
     option: options.ReaderOption = None,
-    key: Annotated[str | None, Option(help="The columns that ids are made of, with commas. Default: all.")] = None,
-    time: Annotated[str | None, Option(help="The column that records are sorted by. Default: their ids.")] = None,
+    key: Annotated[str | None, Option(help="Columns that make an id, with commas. Default: all.")] = None,
+    time: Annotated[str | None, Option(help="The column to sort records by. Default: by id.")] = None,
     index: Annotated[
-        str | None, Option(help="Of a table: where its index is kept. Default: .TABLE.onefold-index beside it.")
+        str | None, Option(help="Of a table: the folder of its index. Default: .TABLE.onefold-index beside it.")
     ] = None,
     rows_max: Annotated[
-        int | None, Option(min=1, help="Of a table: rows, of 72 bytes, that a session may read. Default: 1,000,000.")
+        int | None, Option(min=1, help="Of a table: rows a session may read, 72 bytes each. Default: 1,000,000.")
     ] = None,
-    master: Annotated[str, Option(help="Where Spark runs.")] = MASTER,
+    master: Annotated[str, Option(help="The Spark master.")] = MASTER,
     json: options.AsJson = False,
 ) -> None:
-    """Let others find what they and a store lack of each other, and exchange it.
+    """Let peers find what they and a store lack of each other, and exchange it.
 
-    They do so with `onefold reconcile STORE ws://HOST:PORT`, `onefold diff TABLE ws://HOST:PORT`, or as clients of
-    NIP-77. With --spark the store is a table that Spark can read; the options from --format on are for tables. Ctrl-C
-    and SIGTERM stop it.
+    Peers use `onefold reconcile STORE ws://HOST:PORT`, `onefold diff TABLE ws://HOST:PORT`, or NIP-77. With --spark the
+    store is a table that Spark can read; the options from --format on are for tables. Ctrl-C and SIGTERM stop it.
     """
     from onefold.net.http import check_host
     from onefold.reconcile.peer import ReconcileLimits
     from onefold.reconcile.server import ReconcileServer, ReconcileSettings
 
     limits = ReconcileLimits(
-        connections_max=connections_max, sessions_max=sessions_max, look_silence_s_max=session_s, work_s_max=work_s,
-        idle_s=max(IDLE_S, session_s) if spark else IDLE_S,  # a peer of a table may be one, and run a job meanwhile
-        record_bytes_max=record_bytes_max,
+        connections_max=connections_max, sessions_max=sessions_max, look_silence_s_max=session_s,
+        transfer_silence_s_max=max(TRANSFER_S, session_s), work_s_max=work_s, record_bytes_max=record_bytes_max,
+        # A peer that is a table runs Spark jobs between its messages.
+        idle_s=max(IDLE_S, session_s) if spark or session_s > SESSION_S else IDLE_S,
     )  # fmt: skip
     writable = not read_only and not spark
     settings = ReconcileSettings(
         host=host, port=port, token=options.read_token(token_file), writable=writable, bodies=not spark, limits=limits
     )  # fmt: skip
-    check_host(host, settings.token)  # before a file is made for a server that cannot be
+    check_host(host, settings.token)  # before the file is created
     if spark:
         of_stores = {"--read-only": read_only, "--record-bytes-max": record_bytes_max != RECORD_BYTES_MAX}
         options.refuse(of_stores, "is not for --spark: a table is always read, and never written")
@@ -339,18 +341,18 @@ def reconcile(
         records.close()
         raise
 
-    ways = "telling the ids of" if spark else f"giving{' and taking' * writable} the records of"
+    ways = "serving the ids of" if spark else f"{'reconciling' if writable else 'serving'} the records of"
     about = {"store": path, "records": size, "writable": writable, "token": settings.token is not None}
 
     def say(url: str) -> None:
-        url = url.replace("http", "ws", 1)  # what a client connects to; the pages beside it are at http://
+        url = url.replace("http", "ws", 1)  # for clients; /healthz and /metrics are at http://
         tell(f"{ways} {path} at {url}", {"url": url, **about}, json, indent=None)
 
     server.run(say)
 
 
 def _open_store(path: str, read_only: bool) -> Records:
-    file = options.file_of(path)  # which refuses what is no file
+    file = options.file_of(path)  # refuses addresses that are not files
     if read_only and not file.exists():
         raise Misuse(f"{file}: there is no such store, and --read-only would leave a new one empty")
     return open_records(path, make=not read_only)
@@ -359,7 +361,7 @@ def _open_store(path: str, read_only: bool) -> Records:
 def _open_table(
     table: "DiffTable", key: str | None, time: str | None, folder: str | None, rows_max: int | None, master: str
 ) -> Records:
-    """The table as a store, its index up to date."""
+    """The table as a store, with an up-to-date index."""
     from onefold.spark.peer.index import ROWS_MAX, TableIndex
     from onefold.spark.peer.naming import Naming
     from onefold.spark.peer.records import TableRecords
@@ -368,6 +370,6 @@ def _open_table(
     naming = Naming(columns=None if key is None else options.names_of(key), time=time)
     people.print("starting Spark ...")
     records = TableRecords(TableIndex(session(master), table, naming, folder=folder), rows_max=rows_max or ROWS_MAX)
-    people.print("bringing the index up to date ...")
+    people.print("updating the index ...")
     len(records)
     return records

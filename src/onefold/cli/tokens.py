@@ -1,8 +1,8 @@
-"""``onefold tokens``: the messages in flight, by their tokens; and what to do with dead letters, which keep theirs.
+"""``onefold tokens``: the messages in flight, by their tokens; and dead letters, whose tokens still exist.
 
-The ports of stores and transports are for those who process messages. Who looks in from outside sees no more than they
-show: outbox entries and dead letters are read from the oldest on, up to a limit, and of what waits in a queue only the
-number is known. Where a limit was reached, that is said, and nothing is concluded from what was not seen.
+The ports of stores and transports are made for processing messages, and show little more: outbox entries and dead
+letters are read from the oldest on, up to a limit, and of a queue only the number of waiting messages is known. If a
+limit is reached, the output says so, and nothing is concluded from what was not read.
 """
 
 import sys
@@ -23,7 +23,7 @@ from onefold.outbox.ports import FOREVER_MS, Buried, EntityStore, Queue, Strande
 from onefold.report.text import foreign, many, table
 
 LOOKED_MAX: Final = 10_000
-"""Outbox entries and dead letters that are read: there are few, or something is very wrong."""
+"""Outbox entries and dead letters that are read: normally there are few."""
 PAGE: Final = 1_000
 REASON_SHOWN: Final = 300
 UNSEEN: Final = f"there are more than {LOOKED_MAX:,} outbox entries or dead letters, and not all were looked at"
@@ -35,7 +35,7 @@ def read_entries(entities: EntityStore | None) -> list[Stranded]:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A dead letter, and the message in it; None if it holds no message."""
+    """A dead letter and its message; None if it cannot be read as one."""
 
     buried: Buried
     message: Message | None
@@ -60,18 +60,18 @@ def letters(queue: Queue, name: str | None = None) -> list[DeadLetter]:
 class TokenContext:
     token: Token | None
     own: Stranded | None
-    """Its message changed the state, and this is left to do."""
+    """The outbox entry of its message, which has changed the state and has more to send."""
     sender: Stranded | None
-    """Its message is still to be sent, by this entry."""
+    """The outbox entry that has yet to send its message."""
     letters: tuple[DeadLetter, ...]
     all_seen: bool
-    """No limit was reached: what is not here is not there."""
+    """No limit was reached, so the context is complete."""
 
 
 def look_for(stores: options.OutboxStores, name: str) -> TokenContext:
     entries = read_entries(stores.entities)
     dead = [] if stores.queue is None else letters(stores.queue)
-    # The listing is by name: from a little before it on.
+    # The listing is by name: start just before this one.
     token = next((each for each in all_tokens(stores.tokens, name[:-1]) if each.token >= name), None)
     return TokenContext(
         token if token is not None and token.token == name else None,
@@ -89,7 +89,7 @@ def all_tokens(tokens: TokenStore, after: str = "", *, orphans: bool = False) ->
 
 
 def sends(entry: Entry) -> str:
-    """What an entry sends, in words.
+    """What an entry sends, as text.
 
     >>> from onefold.outbox import Outgoing
     >>> sends(Entry((Outgoing("shipping", 1), Outgoing("audit", 2), Outgoing("shipping", 3))))
@@ -113,24 +113,28 @@ def entry_document(entry: Stranded, now_ms: int) -> dict[str, Any]:
 def ls(
     store: MaybeStore = None,
     tokens: Tokens = None,
-    orphans: Annotated[bool, Option("--orphans", help="Only those made for a message whose token is gone.")] = False,
+    orphans: Annotated[bool, Option("--orphans", help="Only tokens made for a message whose token is gone.")] = False,
     limit: Annotated[int, Option(min=1, max=100_000, help="How many to show.")] = 1_000,
     as_json: AsJson = False,
 ) -> None:
-    """Show the tokens there are, by name: one for each message that is not processed yet.
+    """List the tokens by name: one for each message that is not processed yet.
 
-    With --store, also which of them have an entry in an outbox: their message has changed the state, and what it sends
-    is being sent.
+    With --store, also which of them have an outbox entry: their message has changed the state, and its outgoing
+    messages are being sent.
     """
     now = wall_ms()
     with opened(store, tokens) as stores:
         listed = stores.tokens.listed(limit=limit, orphans=orphans)
         live = stores.tokens.live()
-        begun = None if stores.entities is None else {entry.name for entry in read_entries(stores.entities)}
-    rows = [_document(each, now) | ({} if begun is None else {"begun": each.token in begun}) for each in listed]
-    lines = table("token", "to", ">age", "made for", *([] if begun is None else ["in an outbox"]))
+        entries = None if stores.entities is None else {entry.name for entry in read_entries(stores.entities)}
+    all_seen = entries is None or len(entries) < LOOKED_MAX
+    rows, lines = [], table("token", "to", ">age", "made for", *([] if entries is None else ["in an outbox"]))
     for each in listed:
-        mark = [] if begun is None else ["yes" if each.token in begun else ""]
+        row, mark = _document(each, now), []
+        if entries is not None:
+            row["begun"] = each.token in entries or (False if all_seen else None)
+            mark = ["yes" if row["begun"] else "" if all_seen else "?"]
+        rows.append(row)
         lines.add_row(foreign(each.token), foreign(each.to), age(now - each.at_ms), foreign(each.parent), *mark)
     if listed:
         people.print(lines)
@@ -138,7 +142,7 @@ def ls(
     what = "orphans shown; " if orphans else "shown; " if len(listed) < live.tokens else ""
     listing = f"{len(listed):,} {what}" if what else ""
     document = {"tokens": live.tokens, "shown": len(listed), "listed": rows}
-    tell(f"{listing}{live.tokens:,} tokens{oldest}", document, as_json)
+    tell([f"{listing}{live.tokens:,} tokens{oldest}", *([] if all_seen else [UNSEEN])], document, as_json)
 
 
 def show(
@@ -148,7 +152,7 @@ def show(
     transport: MaybeTransport = None,
     as_json: AsJson = False,
 ) -> int:
-    """Show one token, what is in an outbox for it, and with --transport its dead letter. Exit 1 if there is nothing."""
+    """Show one token, its outbox entry, and with --transport its dead letter. Exit 1 if there is nothing."""
     check_name(token, "token")
     now = wall_ms()
     with opened(store, tokens, transport) as stores:
@@ -172,22 +176,24 @@ def discard(
     token: Annotated[str | None, Argument(metavar="TOKEN", help="The token: the name of its message.")] = None,
     tokens: Tokens = None,
     unreadable: Annotated[
-        str | None, Option(metavar="QUEUE", help="Instead, dead letters of a queue that hold no message at all.")
+        str | None, Option(metavar="QUEUE", help="Instead, remove the dead letters of a queue that are not messages.")
     ] = None,
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove a token, and its dead letter: the message is never processed.
+    """Remove a token and its dead letter: the message will never be processed.
 
-    Refused if the message has changed the state already and has still something to send: recover that first.
+    Refused if the message has already changed the state and still has something to send: recover it first.
     """
     if (token is None) == (unreadable is None):
-        raise Misuse("name one token, or a queue by --unreadable: one of them says what is removed")
+        raise Misuse("name one token, or a queue by --unreadable, not both")
     with opened(store, tokens, transport) as stores:
         assert stores.queue is not None
+        rest = ""
         if token is None:
-            unread = tuple(each for each in letters(stores.queue, unreadable) if not each.message)
-            context = TokenContext(None, None, None, unread, True)
+            dead = letters(stores.queue, unreadable)
+            context = TokenContext(None, None, None, tuple(each for each in dead if not each.message), True)
+            rest = "; there may be more: call it again" if len(dead) == LOOKED_MAX else ""
         else:
             context = look_for(stores, check_name(token, "token"))
         what = _check_discard(context, token, stores.tokens.realm)
@@ -199,23 +205,23 @@ def discard(
                 raise Abort
         # The token first: a dead letter without one does no harm.
         if context.token is not None and stores.queue.waiting().get(context.token.to):
-            stores.tokens.discard(context.token.token)  # somebody may be at it, just in time
-        elif context.token is not None:  # nothing waits, so nobody can be at it: what was made for it goes with it
+            stores.tokens.discard(context.token.token)  # a worker may be processing the message right now
+        elif context.token is not None:  # the queue is empty, so no worker can be: remove what was made for it, too
             stores.tokens.remove([Remove(context.token.token, "")])
         stores.queue.dig_up([each.buried for each in context.letters], deliver=False)
     document = {"token": token, "removed": context.token is not None, "dead_letters": len(context.letters)}
-    tell(f"removed: {what}", document, as_json)
+    tell(f"removed: {what}{rest}", document, as_json)
 
 
 def _check_discard(context: TokenContext, token: str | None, realm: str) -> str:
-    """What would be removed, in words; `Misuse` if it must not, or if there is nothing."""
+    """What would be removed, as text; `Misuse` if it must not be, or if there is nothing."""
     if context.own is not None:
         raise Misuse(
             f"{token}: its message has changed {context.own.key} and has still to send {sends(context.own.entry)};"
-            " `onefold outbox recover` finishes it, and the token is gone then"
+            " `onefold outbox recover` finishes it, which also removes the token"
         )
     if not context.all_seen:
-        raise Misuse(f"{token}: {UNSEEN}; so nobody can tell whether its message has still something to send")
+        raise Misuse(f"{token}: {UNSEEN}; so its message may still have something to send")
     if context.token is None and not context.letters:
         raise Misuse(f"{token}: there is no such token, and no dead letter of it" if token else "there is none")
     if any(each.message is not None and each.message.realm not in ("", realm) for each in context.letters):
@@ -230,9 +236,9 @@ def revive(
     queue: Annotated[str | None, Option(help="All dead letters of a queue instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put dead letters back into their queue, as if they were new: their tokens are still there."""
+    """Put dead letters back into their queue, as if they were new; their tokens still exist."""
     if (token is None) == (queue is None):
-        raise Misuse("name one token, or a queue by --queue: one of them says which dead letters")
+        raise Misuse("name one token, or a queue by --queue, not both")
     check_there(transport=transport)
     with closing(open_queue(transport)) as there:
         seen = letters(there, queue)
@@ -267,7 +273,7 @@ def letter_document(letter: DeadLetter, now_ms: int) -> dict[str, Any]:
 
 def _lines(context: TokenContext, name: str, now_ms: int) -> Iterator[tuple[str, str]]:
     if (token := context.token) is None:
-        yield "token", f"{name}: there is none; its message was processed, or discarded, or never was"
+        yield "token", f"{name}: there is none; its message was processed, discarded, or never sent"
     else:
         yield "token", token.token
         yield "to", token.to

@@ -1,1 +1,1 @@
-"""What every server shares: HTTP, websockets, limits, tokens."""
+"""What all servers share: HTTP, websockets, limits, tokens."""

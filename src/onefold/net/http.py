@@ -1,22 +1,22 @@
-"""One shell for all servers: a socket with uvicorn on it, who may ask, what errors become, an end that loses nothing.
+"""The shell of every server: a socket with uvicorn, admission, limits, error responses, graceful shutdown.
 
 A server is a subclass of `HttpServer`: it has a name (it logs as ``onefold.NAME``), statuses for its own errors, and a
-coroutine `serve` that ends in `answer` with its routes, its health and its figures. The shell does the rest:
+coroutine `serve` that ends in `answer` with its routes, its health and its metrics. The shell does the rest:
 
     GET /healthz    {"status": "ok"|"trouble"|"closing", ...}, 200 or 503; needs no token
     GET /metrics    for Prometheus, collected when it is read
-    errors          {"error": "..."} with the status of `STATUSES`; what nobody expected is logged and not sent
-    SIGTERM, SIGINT take no more connections, finish what is in hand, exit with 0
+    errors          {"error": "..."} with the status of `STATUSES`; an unexpected error is logged and not sent
+    SIGTERM, SIGINT take no more connections, finish open requests, exit with 0
 
-uvicorn is given the bounds that it does not have: how many connections, how slow a head, how long a head. Without them
-a thousand clients that send a byte of their headers every few seconds hold a server for as long as they like.
-Connections also leave a quarter of the open files to the stores: a server whose connections took all of them could
-answer none. A request that says how long its body is in two ways (Transfer-Encoding and Content-Length) is refused: a
-proxy in front may have believed the other one, and then two requests are one for it and two here (RFC 9112, 6.1).
+uvicorn gets the limits that it lacks: how many connections, how slow a request head, how long a head. Without them a
+thousand clients that send a byte of their headers every few seconds can hold a server for as long as they like.
+Connections leave a quarter of the open files to the stores: a server whose connections took all of them could answer
+none. A request with both Transfer-Encoding and Content-Length is refused: a proxy in front may have used the other one,
+and what it took for one request would be two here (request smuggling; RFC 9112, 6.1).
 
-Without a token a server only listens on loopback. That keeps other machines out, but not a web page in a browser on
-this one; so requests that a page made (they have an Origin), or that name a host which only some DNS says is here, are
-refused.
+Without a token a server listens on loopback only. That keeps other machines out, but not a web page in a browser on
+this machine; so requests from a page (they have an Origin), and requests for another host name than this server's (DNS
+rebinding), are refused.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ if TYPE_CHECKING:
     import h11
 
 LINGER_S: Final = 10.0
-"""For what is still to be written when the app is done with a websocket; uvicorn waits as long for a good-bye."""
+"""For sending what is buffered when the app is done with a websocket; uvicorn waits as long for a close frame."""
 FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 34\r\n"
     b'retry-after: 1\r\nconnection: close\r\n\r\n{"error": "too many connections"}\n'
 )
 RETRY_S: Final = {429: "1", 503: "1"}
 NORMAL, BAD_DATA, POLICY, OUR_ERROR, RESTART, TRY_AGAIN = 1000, 1007, 1008, 1011, 1012, 1013
-"""Close codes of websockets (RFC 6455, 7.4.1, and the registry of IANA)."""
+"""Close codes of websockets (RFC 6455, 7.4.1, and the IANA registry)."""
 Statuses: TypeAlias = Mapping[type[BaseException], int]
 
 
@@ -89,15 +89,15 @@ STATUSES: Final[Statuses] = {
 
 
 class HttpServer(ABC):
-    """A server process; ``run`` blocks. Signals end it in the main thread; `stop` does from any other."""
+    """A server process; ``run`` blocks. In the main thread signals end it; from any other thread, `stop`."""
 
     name: ClassVar[str]
     statuses: ClassVar[Statuses] = {}
-    """Of its own errors, beside `STATUSES`."""
+    """For its own errors, in addition to `STATUSES`."""
     loggers: ClassVar[Sequence[str]] = ()
-    """Whose errors are printed, beside its own."""
+    """Loggers whose errors are printed, in addition to its own."""
     open_paths: ClassVar[Sequence[str]] = ("/healthz",)
-    """Can be read without a token."""
+    """Readable without a token."""
 
     def __init__(self, host: str, port: int, token: str | None, limits: HttpLimits) -> None:
         check_host(host, token)
@@ -107,12 +107,13 @@ class HttpServer(ABC):
         self.budget = Budget(limits.in_hand_bytes_max)
         self.log = logging.getLogger(f"onefold.{self.name}")
         self._say: Callable[[str], None] = lambda url: None
+        self._stopped = False
         self._uvicorn: _Uvicorn | None = None
         self._socket = listen(host, port)
 
     @abstractmethod
     async def serve(self) -> None:
-        """Prepare, `answer`, and clear up after the last request."""
+        """Prepare, `answer`, and clean up after the last request."""
 
     @property
     def url(self) -> str:
@@ -124,17 +125,18 @@ class HttpServer(ABC):
         return 0 if self._uvicorn is None else len(self._uvicorn.server_state.connections)
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
-        """Serve to the end; ``say`` is called with the address as soon as requests are answered."""
+        """Serve until stopped; ``say`` is called with the URL as soon as requests are answered."""
         self._say = say
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if soft != hard:  # a topic has four files, a connection one, and the usual limit is low
+        if soft != hard:  # a topic has four files open, a connection one, and the usual limit is low
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         with one_line_errors((f"onefold.{self.name}", *self.loggers, "uvicorn.error", "asyncio")):
             asyncio.run(self.serve())
 
     def stop(self) -> None:
-        """Ask it to end; from any thread."""
+        """Ask the server to end; from any thread, and at any time."""
+        self._stopped = True
         if self._uvicorn is not None:
             self._uvicorn.should_exit = True
 
@@ -150,12 +152,12 @@ class HttpServer(ABC):
         drain: Callable[[], Awaitable[None]] | None = None,
         beside: Sequence[Coroutine[Any, Any, None]] = (),
     ) -> None:
-        """Answer requests until the end, with ``beside`` as tasks that are cancelled then.
+        """Answer requests until stopped; the tasks ``beside`` are cancelled then.
 
-        ``health`` returns facts, or ``problem`` or ``problems``, which only a server without a token tells; ``metrics``
-        are collected in a thread if they are ``blocking``. ``message_bytes_max`` is of a websocket message; None: there
-        are no websockets, and a request to become one is answered like any other. ``drain`` finishes what is in hand:
-        uvicorn alone would cut websockets off.
+        ``health`` returns facts; with ``problem`` or ``problems`` among them the status is 503, and only a server
+        without a token shows them. ``metrics`` are collected in a thread if they are ``blocking``.
+        ``message_bytes_max`` limits a websocket message; None: no websockets, and an upgrade request is answered like
+        any other. ``drain`` finishes open websockets, which uvicorn would cut off.
         """
 
         async def healthz(request: HttpRequest) -> Response:
@@ -182,15 +184,14 @@ class HttpServer(ABC):
         own = [Route("/healthz", healthz, methods=["GET"]), Route("/metrics", figures, methods=["GET"])]
         router = Router([*own, *routes], redirect_slashes=False)
         limits, files = self.limits, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        room = limits.connections_max
-        if files != resource.RLIM_INFINITY:
-            room = min(room, files * 3 // 4)
+        most = limits.connections_max
+        room = most if files == resource.RLIM_INFINITY else min(most, files * 3 // 4)
         config = uvicorn.Config(
             Guard(router, self, admission or Admission(self.token, self.host)),
             http=type("Bounded", (_Bounded,), {"bounds": limits, "room": room}),
             ws="none" if message_bytes_max is None else _Socket,
             ws_max_size=message_bytes_max or 1,
-            ws_per_message_deflate=False,  # a small frame must not become a large message
+            ws_per_message_deflate=False,  # a small frame must not inflate to a large message
             lifespan="off",
             log_config=None,
             log_level="error",
@@ -203,6 +204,7 @@ class HttpServer(ABC):
             h11_max_incomplete_event_size=limits.head_bytes_max,
         )
         self._uvicorn = _Uvicorn(config, ready, end)
+        self._uvicorn.should_exit = self._stopped
         tasks = [asyncio.create_task(work) for work in beside]
         try:
             await self._uvicorn.serve([self._socket])
@@ -215,13 +217,13 @@ class HttpServer(ABC):
         status, text = refusal(error, self.log, self.statuses)
         return answer({"error": text}, status, error.headers if isinstance(error, HTTPException) else None)
 
-    def answered(self, method: str, status: int) -> None:  # noqa: B027 # most do not count
-        """Called for each answer over HTTP; for a server that counts them."""
+    def answered(self, method: str, status: int) -> None:  # noqa: B027 # most servers do not count
+        """Called for each HTTP response; for a server that counts them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The outermost layer, an ASGI app around the routes: who may ask, how much, and what an error becomes."""
+    """The outermost ASGI app, around the routes: admission, limits, error responses."""
 
     app: ASGIApp
     server: HttpServer
@@ -233,7 +235,7 @@ class Guard:
             status, text = refused
             await answer({"error": text}, status, {"connection": "close"})(scope, receive, send)
             return
-        scope["app"] = self  # starlette: an unknown path is an exception, not a page
+        scope["app"] = self  # makes starlette raise for an unknown path instead of answering with a page
         is_http = scope["type"] == "http"
         body = Body(scope, receive, server.limits, server.budget)
         started = False
@@ -265,9 +267,9 @@ class Guard:
 
 
 def _refused_head(scope: Scope, head_bytes_max: int) -> tuple[int, str] | None:
-    """A status and a line for a head that is ambiguous or too long; h11 knows the limit for heads in pieces alone."""
+    """A status and a line for a head that is ambiguous or too long; h11 only limits heads that arrive in pieces."""
     if {b"transfer-encoding", b"content-length"} <= {name for name, _ in scope["headers"]}:
-        return 400, "Transfer-Encoding and Content-Length are both there: only one can say how long the body is"
+        return 400, "Transfer-Encoding and Content-Length are both there: only one may give the length of the body"
     line = len(scope.get("method", "GET")) + len(scope["raw_path"]) + len(scope["query_string"]) + len("  HTTP/1.1\r\n")
     line += bool(scope["query_string"])  # its question mark
     size = line + sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"]) + len("\r\n")
@@ -277,21 +279,21 @@ def _refused_head(scope: Scope, head_bytes_max: int) -> tuple[int, str] | None:
 
 
 def websocket_route(path: str, app: ASGIApp) -> BaseRoute:
-    """A route straight to an ASGI app, without starlette's wrapping: less to do per message."""
+    """A route straight to an ASGI app, without starlette's wrapper, which costs time per message."""
     route = WebSocketRoute(path, app)
     route.app = app
     return route
 
 
 def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON response; those to try again say when."""
+    """A JSON response; 429 and 503 say when to try again."""
     body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
     more = {"retry-after": RETRY_S[status]} if status in RETRY_S else {}
     return Response(body, status, {**more, **(headers or {})}, "application/json")
 
 
 def refusal(error: BaseException, log: logging.Logger, statuses: Statuses) -> tuple[int, str]:
-    """The status for an error, and one line on it; what nobody expected is logged, and its text is not sent."""
+    """The status for an error, and one line about it; an unexpected one is logged, and its text is not sent."""
     if isinstance(error, HTTPException):
         phrase = HTTPStatus(error.status_code).phrase
         return error.status_code, error.detail if error.detail not in ("", phrase) else phrase.lower()
@@ -317,12 +319,12 @@ def exposition(metrics: Callable[[], Iterable[Metric]]) -> bytes:
 
 
 class Admission:
-    """Who may ask: whoever has the token; without one, programs on this machine."""
+    """Admits requests with the token; if there is none, programs on this machine."""
 
     def __init__(self, token: str | None, host: str, *, bare: bool = False) -> None:
         self._host = host.lower()
         self._token = None if token is None else token.encode()
-        self._bare = bare  # the token may also be all that the header Authorization says
+        self._bare = bare  # also accept a header Authorization that is the token alone
 
     def check(self, scope: Scope) -> None:
         headers = HTTPConnection(scope).headers
@@ -330,7 +332,7 @@ class Admission:
             host = headers.get("host", "localhost").rpartition("@")[2]
             name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
             if "origin" in headers or not (name.lower() in ("localhost", self._host) or _is_loopback_address(name)):
-                raise HTTPException(403, "without a token only programs on this machine may ask, no web pages")
+                raise HTTPException(403, "without a token only programs on this machine are admitted, no web pages")
             return
         value = headers.get("authorization", "").strip()
         kind, _, token = value.partition(" ")
@@ -342,13 +344,13 @@ class Admission:
 
 
 def check_host(host: str, token: str | None) -> None:
-    """`Misuse` for a server that would listen to everybody without a token."""
+    """`Misuse` for a server that would listen beyond loopback without a token."""
     if token is None and not is_loopback(host):
         raise Misuse(f"host is {host!r}: to listen on more than loopback needs a token", host=host)
 
 
 def is_loopback(host: str) -> bool:
-    """Is this only reached from this machine?
+    """Whether this host can be reached only from this machine.
 
     >>> is_loopback("127.0.0.1"), is_loopback("::1"), is_loopback("0.0.0.0")
     (True, True, False)
@@ -371,18 +373,18 @@ def _addresses(host: str, port: int) -> list[tuple[int, int, int, str, tuple[str
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0: any that is free."""
+    """A listening socket; port 0: any free port."""
     family, *_, address = _addresses(host, port)[0]
     try:
         listener = socket.create_server(address, family=family, backlog=512)
     except OSError as error:
         raise OSError(error.errno, os.strerror(error.errno or 0), f"{host}:{port}") from error
-    # The protocol must be named: asyncio turns Nagle's delay off only where it reads TCP there, and answers took 40 ms.
+    # asyncio disables Nagle's algorithm only for sockets that name TCP as protocol; without it answers took 40 ms.
     return socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP, listener.detach())
 
 
 class Budget:
-    """The bytes that are in hand, everywhere in a server.
+    """The bytes of all request bodies that a server holds.
 
     >>> budget = Budget(10)
     >>> budget.take(8)
@@ -400,7 +402,7 @@ class Budget:
         self.in_hand = 0
 
     def take(self, size: int) -> None:
-        """So many more come in; `Busy` if that is too much, and they do not count."""
+        """Count more bytes; `Busy` if they are too many, and they do not count."""
         if self.in_hand + size > self.bytes_max:
             raise Busy(
                 f"{self.in_hand:,} bytes are in hand, {size:,} more would be over the limit of {self.bytes_max:,}"
@@ -412,7 +414,7 @@ class Budget:
 
 
 class Body:
-    """The body of one HTTP request as it comes in, within the limits, whatever its head says of its length."""
+    """The body of one HTTP request as it arrives, within the limits, whatever its Content-Length says."""
 
     def __init__(self, scope: Scope, receive: Receive, limits: HttpLimits, budget: Budget) -> None:
         names = dict(scope["headers"])
@@ -442,7 +444,7 @@ class Body:
         return message
 
     async def discard(self) -> bool:
-        """Read on without keeping anything, for a moment; whether that was the end, and the connection can go on."""
+        """Read and discard the rest for ``linger_s``; whether that was all, and the connection can be kept."""
         if self._expected and not self._size:
             return self.ended
         with contextlib.suppress(TimeoutError):
@@ -467,7 +469,7 @@ class Stoppable(Protocol):
 
 
 async def stop_all(connections: Iterable[Stoppable], seconds: float) -> None:
-    """Stop each of a collection, which they leave by themselves, and wait for that, within some time."""
+    """Stop all connections of a collection, and wait until they have left it, at most so many seconds."""
     for connection in list(connections):
         connection.stop()
     with contextlib.suppress(TimeoutError):
@@ -477,7 +479,7 @@ async def stop_all(connections: Iterable[Stoppable], seconds: float) -> None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """Uvicorn; ``ready`` is called when it answers, ``drain`` before its connections are cut."""
+    """Calls ``ready`` when it answers, and ``drain`` before it closes connections."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None], drain: Callable[[], Awaitable[None]]) -> None:
         super().__init__(config)
@@ -495,16 +497,16 @@ class _Uvicorn(uvicorn.Server):
         await super().shutdown(sockets)
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """As uvicorn's, but a signal that was obeyed is not raised again: the process ends with 0."""
+        """As uvicorn's, but a handled signal is not raised again: the process ends with 0."""
         return on_signals(self.handle_exit)
 
 
 class _Socket(WebSocketsSansIOProtocol):
-    """Uvicorn's websocket, with three things mended.
+    """Uvicorn's websocket, with three fixes.
 
-    Closing waits for what is still to be written: a client that does not read is cut off by ``scope["state"]["abort"]``
-    and some time after the app has ended. While it does not read, answers to its pings would pile up: only the latest
-    is kept. And a refusal is an answer: uvicorn would log each as an app that forgot to answer.
+    Closing waits until the write buffer is sent: a client that does not read is aborted by ``scope["state"]["abort"]``,
+    or ``LINGER_S`` after the app has ended. While a client does not read, pongs would pile up: only the latest is kept.
+    And a refused handshake counts as complete: uvicorn would log each as an app that did not answer.
     """
 
     _pong = b""
@@ -515,7 +517,7 @@ class _Socket(WebSocketsSansIOProtocol):
         if scope is not None:
             scope["state"]["abort"] = self.transport.abort
 
-    def handle_ping(self) -> None:  # the protocol has made the answer
+    def handle_ping(self) -> None:  # the protocol has prepared the pong
         if self.writable.is_set():
             super().handle_ping()
         else:
@@ -538,7 +540,7 @@ class _Socket(WebSocketsSansIOProtocol):
 
 
 class _Bounded(H11Protocol):
-    """Uvicorn's HTTP with a limit on connections, and a time within which the next head must be there."""
+    """Uvicorn's HTTP with a limit on connections, and a deadline for the next request head."""
 
     bounds: HttpLimits
     room: int
@@ -564,7 +566,7 @@ class _Bounded(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # else the next request had come already
+        if self.cycle.response_complete:  # else the next request has already arrived
             self._expect_head(self.bounds.keep_alive_s + self.bounds.head_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -572,7 +574,7 @@ class _Bounded(H11Protocol):
         super().connection_lost(exc)
 
     def _expect_head(self, seconds: float | None) -> None:
-        """Close the connection after this time; None: the head is there."""
+        """Close the connection after this time; None: the head has arrived."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

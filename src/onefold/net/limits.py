@@ -1,4 +1,4 @@
-"""What clients may ask of any HTTP server of this package; each server's own limits extend it."""
+"""The limits of every HTTP server of this package; each server's own limits extend them."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ class HttpLimits:
     """Request line and headers; nginx allows 4 x 8 KiB, h11 64 KiB."""
     body_bytes_max: int = 4 << 20
     in_hand_bytes_max: int = 256 << 20
-    """Of all bodies that were not answered yet, together."""
+    """Total of all request bodies that are not answered yet."""
     head_s: float = 20
     """From the connection to the end of the first head."""
     keep_alive_s: float = 60
@@ -19,6 +19,6 @@ class HttpLimits:
     body_s: float = 30
     """For a whole body; nginx waits 60 s between two reads, which lets a body last for days."""
     linger_s: float = 1
-    """How long the rest of a refused body is read and thrown away, so that the refusal can be read at all."""
+    """How long the rest of a refused body is read and discarded, so that the client gets to read the refusal."""
     grace_s: float = 20
-    """What is in hand at a shutdown may take so long."""
+    """For open requests at a shutdown."""

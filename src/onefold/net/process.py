@@ -1,4 +1,4 @@
-"""What every process that runs until it is stopped has in common: the signals that end it, and its errors as lines."""
+"""What every long-running process needs: signals that end it, and its errors as lines."""
 
 import logging
 import signal
@@ -15,7 +15,7 @@ from onefold.text import printable, without_logins
 
 @contextmanager
 def on_signals(act: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM call this; outside of the main thread, which alone hears them, nothing is changed."""
+    """Call ``act`` on Ctrl-C and SIGTERM; outside the main thread, which alone gets signals, do nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -28,7 +28,7 @@ def on_signals(act: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
 
 
 def stopped_by_signals(stop: threading.Event) -> AbstractContextManager[None]:
-    """The first signal asks it to end when what is in hand is done; a second one ends it at once."""
+    """The first signal sets ``stop``, to end after the current work; a second one raises KeyboardInterrupt."""
 
     def ask(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
@@ -40,7 +40,7 @@ def stopped_by_signals(stop: threading.Event) -> AbstractContextManager[None]:
 
 @contextmanager
 def one_line_errors(names: Sequence[str], level: int = logging.ERROR, *, tracebacks: bool = False) -> Iterator[None]:
-    """Print each error of these loggers as one line on standard error, and nothing else of them but ``tracebacks``."""
+    """Print the errors of these loggers to standard error, one line each, with their ``tracebacks`` if asked."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine(tracebacks))
     handler.setLevel(level)

@@ -1,11 +1,11 @@
-"""A websocket to a server of ours, as bytes both ways: requests and replies in order; an ingest server greets first.
+"""A websocket client for our servers: requests and replies as bytes, in order; an ingest server greets first.
 
-Trouble has kinds, because the one who connects must know which to try again (the first two):
+The errors tell the caller whether to retry (the first two):
 
-    ConnectionError         it was lost, or nobody is there: connect again and send again. `ConnectionRefusedError` says
-                            more: the server certainly did not take notice of this connection
-    Busy                    the server is there and cannot now (HTTP 429 and 5xx)
-    Misuse                  it will never work like this: no such topic, wrong token, too large, not such a server
+    ConnectionError         the connection was lost or not made: connect and send again. `ConnectionRefusedError`: the
+                            server certainly did not see this connection
+    Busy                    the server cannot answer now (HTTP 429 and 5xx)
+    Misuse                  a retry will fail too: no such topic, wrong token, too large, not such a server
 """
 
 import logging
@@ -23,18 +23,18 @@ from onefold.text import plain
 
 SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 REPLY_BYTES_MAX: Final = 16 << 20
-"""Of what the server says at once; a reply is some 30 bytes per message. websockets' own default is 1 MiB."""
+"""Of one reply; an ingest server's has some 30 bytes per message. websockets' own default is 1 MiB."""
 NEVER: Final = frozenset({1003, 1007, 1008, 1009})
 """Close codes that the same bytes would get again: not acceptable, malformed, forbidden, too big (RFC 6455, 7.4.1)."""
 LATER: Final = frozenset({408, 425, 429})
-"""Client errors of HTTP that pass; all other 4xx stay."""
+"""HTTP client errors that are temporary; all other 4xx are not."""
 
 LOG: Final = logging.getLogger("onefold.websocket")
-LOG.addHandler(logging.NullHandler())  # what matters is raised: pages of websockets' own worries are for who asks
+LOG.addHandler(logging.NullHandler())  # errors are raised; the log of websockets is only for callers who want it
 
 
 def topic_url(at: str, topic: str, name: str | None) -> str:
-    """Where a producer of this name connects to a topic.
+    """The URL at which a producer of this name connects to a topic.
 
     >>> topic_url("http://127.0.0.1:7654", "orders", "till 1")
     'ws://127.0.0.1:7654/topics/orders/ws?name=till%201'
@@ -48,7 +48,7 @@ def topic_url(at: str, topic: str, name: str | None) -> str:
 
 
 class WebSocket:
-    """A connection; sending and receiving may be done by two threads."""
+    """A connection; one thread may send while another receives."""
 
     def __init__(
         self, url: str, *, token: str | None = None, open_s: float = 10, answer_s: float = 30, greeted: bool = True
@@ -63,14 +63,14 @@ class WebSocket:
             raise
 
     def send(self, data: bytes) -> None:
-        """Put a request on its way; waits while the server does not read."""
+        """Send a request; blocks while the server does not read."""
         try:
             self._socket.send(data)
-        except (ConnectionClosed, OSError, AssertionError) as error:  # the last, if it breaks at the wrong moment
+        except (ConnectionClosed, OSError, AssertionError) as error:  # websockets may assert on a breaking connection
             raise _lost(self.url, error) from error
 
     def receive(self) -> bytes:
-        """The next reply; `ConnectionError` if none comes in time."""
+        """The next reply; `ConnectionError` after ``answer_s``."""
         data = self._receive(self._answer_s)
         return data.encode() if isinstance(data, str) else data
 
@@ -83,15 +83,15 @@ class WebSocket:
             raise _lost(self.url, error) from error
 
     def close(self) -> None:
-        """Say good-bye, if the other side still listens; never raises."""
+        """Close with a close frame, if the server still reads; never raises."""
         try:
             self._closing.close()
-        except Exception:  # websockets stumbles over a connection that breaks while it is being closed
+        except Exception:  # websockets raises if the connection breaks while it is being closed
             self._socket.socket.close()
 
 
 def _connected(url: str, token: str | None, open_s: float) -> tuple[ClientConnection, ExitStack]:
-    """A connection, and what says good-bye on it; in all other cases an error of the kinds above."""
+    """A connection, and the stack that closes it; or one of the errors above."""
     closing = ExitStack()
     try:
         opened = connect(
@@ -109,11 +109,11 @@ def _connected(url: str, token: str | None, open_s: float) -> tuple[ClientConnec
         body = plain(bytes(error.response.body or b"").decode(errors="replace").strip())
         text = f"{url}: the server said {status} {phrase}" + (f": {body}" if body else "")
         raise (Busy if status >= 500 or status in LATER else Misuse)(text, status=status) from error
-    except (InvalidURI, UnicodeError) as error:  # the latter: a name that no host can have
+    except (InvalidURI, UnicodeError) as error:  # the latter: an impossible host name
         raise Misuse(f"{url}: {error}", url=url) from error
     except ssl.SSLCertVerificationError as error:
         raise Misuse(f"{url}: {error.verify_message}", url=url) from error
-    except (ConnectionRefusedError, gaierror) as error:  # not even a connection: the server knows nothing of it
+    except (ConnectionRefusedError, gaierror) as error:  # no connection: the server knows nothing of it
         raise ConnectionRefusedError(f"{url}: cannot connect: {error.strerror or error}") from error
     except (OSError, EOFError, AssertionError, WebSocketException) as error:
         raise ConnectionError(f"{url}: cannot connect: {plain(error)}") from error

@@ -1,22 +1,21 @@
-"""The client: finds out what a store and a peer lack of each other, and exchanges it.
+"""The client: finds what a store and a peer lack of each other, and exchanges it.
 
-    look      which ids either side lacks, by a session of the protocol; nothing is moved by it
-    pull      ask for ids, a few frames ahead; the peer answers with the first of them that fit into a frame, and the
-              rest is asked for again. Each record is checked against its id before it is kept; a batch is one `add`
-    push      records in frames as large as the peer takes them, a few on their way; it says of each what became of it
-    again     if the connection is lost, the peer is busy or ends the session: connect, look, and go on
+    look      find the ids that each side lacks, by a session of the protocol; moves nothing
+    pull      fetch ids, a few frames ahead; the peer sends the first records that fit into a frame, and the client
+              asks again for the rest. Each record is checked against its id before it is stored; a batch is one `add`
+    push      send records in frames, a few in flight; the peer answers with an outcome for each
+    retry     if the connection is lost, the peer is busy or ends the session: connect, look, and continue
 
-There is no book of how far a transfer got. Whatever arrived is no longer missing at the next look, so a client can be
-killed at any moment and started again, and so can its peer. Arrivals and verdicts are counted apart, and compared at
-the end; a record is booked when its fate is known, once. Only for what was pushed and not answered a cut leaves doubt:
-if the next look finds it at the peer, it is booked as UNSURE, since nobody can tell by whom it got there.
+No progress is kept. Whatever arrived is no longer missing at the next look, so the client and the peer can be killed
+at any moment and started again. Arrivals and verdicts are counted separately, and compared at the end; a record is
+counted once, when its outcome is known. Only records that were pushed when the connection was lost leave a doubt: if
+the next look finds one at the peer, it is counted as UNSURE, since nobody can tell who put it there.
 
-The peer is not trusted: what it says has limits in rounds, bytes, ids and time, each with a name. A record is kept only
-if its time and its bytes hash to the id that was asked for. A peer can still keep silent about records that it has:
-nobody can tell that from not having them.
+The peer is not trusted: rounds, bytes, ids and time are limited, each by a named limit. A record is stored only if its
+time and its bytes hash to the requested id. A peer can still hide records that it has: that looks like not having them.
 
-Errors: `ConnectionError`, `Busy`: the session is over, and another one may go better. `Misuse`: the peer will say the
-same again, so fix the call, or the settings of the peer. `BadInput`: the peer does not speak the protocol.
+Errors: `ConnectionError`, `Busy`: this session is over, a new one may succeed. `Misuse`: a retry will fail the same
+way; fix the call, or the settings of the peer. `BadInput`: the peer does not speak the protocol.
 """
 
 from __future__ import annotations
@@ -40,25 +39,25 @@ from onefold.text import plain
 from onefold.verdict import Answer, Verdict
 
 OUTSTANDING_MAX: Final = 4
-"""Frames on their way: enough to keep a line busy while a store writes, and few enough to hold in memory."""
+"""Frames in flight: enough to keep a line busy while a store writes, and few enough to hold in memory."""
 FETCH_IDS: Final = 16
 FETCH_IDS_MAX: Final = 4_096
-"""Ids of the first frame, and of any; in between by how large the answers are."""
+"""Ids in the first frame, and at most in any; in between it depends on the size of the answers."""
 FRAME_BYTES: Final = 256 << 10
-"""Of a frame of several records, either way, even if the peer takes or gives more. Frames on their way are held in
-memory, and a ping waits behind them: with a megabyte each, a line of 1 Mbit/s is taken for dead."""
+"""Size of a frame of several records, either way, even if the peer accepts or sends more. Frames in flight are held in
+memory, and a ping waits behind them: with a megabyte each, a line of 1 Mbit/s would be taken for dead."""
 READ_IDS: Final = 64
 """Records that are read from the store at once; each may have a megabyte."""
 LATER: Final = frozenset({"store_failed", "time", "needs", "pushes", "not_open"})
-"""Troubles that a new session does not have, or not at once: it takes up where this one ended."""
+"""Errors of the peer that a new session may not get: it continues where this one ended."""
 SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 ANSWER_S: Final = 600.0
-"""For an answer: a server may have to read much for it, and other peers wait for their turn too. A server that is gone
-is noticed by its missing pongs, in less than a minute."""
+"""Timeout of an answer: a server may have to read much for it, and may serve other peers first. A dead server is
+noticed by its missing pongs, in less than a minute."""
 
 
 def is_server(address: str) -> bool:
-    """Whether this is the address of a server, and not of a store.
+    """Whether this is the address of a server, not of a store.
 
     >>> is_server("ws://127.0.0.1:7657"), is_server("notes.db")
     (True, False)
@@ -67,7 +66,7 @@ def is_server(address: str) -> bool:
 
 
 def dial(address: str, token: str | None = None, *, answer_s: float = ANSWER_S) -> Callable[[], Channel]:
-    """What connects to the server at an address: ws://, wss://, http:// or https://. Nothing is opened yet.
+    """A function that connects to the server at an address: ws://, wss://, http:// or https://.
 
     >>> dial("ws://me:secret@example.org")
     Traceback (most recent call last):
@@ -75,8 +74,8 @@ def dial(address: str, token: str | None = None, *, answer_s: float = ANSWER_S) 
     """
     try:
         parts = urlsplit(address)
-        parts.port  # noqa: B018 # it is checked when it is asked for
-    except ValueError:  # what is wrong may be a password
+        parts.port  # noqa: B018 # reading it validates it
+    except ValueError:  # the faulty part may be a password
         raise Misuse(f"{masked(address)} is no address of a server: HOST:PORT, a port up to 65535") from None
     if parts.username is not None or parts.password is not None:
         raise Misuse("an address with a user or a password: a server is given a token")
@@ -87,7 +86,7 @@ def dial(address: str, token: str | None = None, *, answer_s: float = ANSWER_S) 
     url = urlunsplit((SCHEMES[parts.scheme], parts.netloc, parts.path or "/", "", ""))
 
     def connect() -> Channel:
-        from onefold.net.websocket import WebSocket  # an extra: who has both stores here does without
+        from onefold.net.websocket import WebSocket  # an extra, which two local stores do not need
 
         return WebSocket(url, token=token, answer_s=answer_s, greeted=False)
 
@@ -95,7 +94,7 @@ def dial(address: str, token: str | None = None, *, answer_s: float = ANSWER_S) 
 
 
 def beside(records: Records) -> Callable[[], Channel]:
-    """What connects to a store of this process, as if it were served."""
+    """A function that connects to a store of this process, as if it were served."""
     from onefold.reconcile.peer import Peer
 
     def connect() -> Channel:
@@ -106,23 +105,23 @@ def beside(records: Records) -> Callable[[], Channel]:
 
 
 EVER: Final = INFINITY - 1
-"""The last time that a record can have."""
+"""The latest time that a record can have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """What a reconciliation may cost, and how long trouble is waited out."""
+    """What a reconciliation may cost, and how it retries."""
 
     session: Limits = field(default_factory=Limits)
-    """Of one look: rounds, bytes, ids that we are said to lack."""
+    """Of one look: rounds, bytes, ids that we lack by the peer's account."""
     look_s_max: float = 3_600
-    """That a look waits for answers, all together: against a server that never ends. Our own work does not count."""
+    """Total wait for the answers of a look, against a server that never ends. Our own work does not count."""
     frame_size_max: int = 500_000
-    """Of a message of ours and of the peer's; published relays have the same. The peer may want less."""
+    """Of our messages and the peer's; published relays have the same. The peer may set a lower limit for its own."""
     tries: int = 5
-    """In a row that moved no record; then it is given up."""
+    """Give up after so many in a row that moved no record."""
     pause_s: float = 0.25
-    """Before the next try. It doubles each time."""
+    """Before the first retry; doubles with each further one."""
     pause_s_max: float = 5
 
     def __post_init__(self) -> None:
@@ -135,13 +134,13 @@ class ClientLimits:
 class Found:
     opened: OpenReply
     here: int
-    """How many records were looked at on this side; on the other it is ``opened.records``."""
+    """How many records were compared on this side; on the other, ``opened.records``."""
     have: list[bytes] = field(default_factory=list)
     need: list[bytes] = field(default_factory=list)
     """Ids that only this side has, and that only the peer has."""
     both_ways: int = 0
-    """Ids of wire xor that were named in both directions, and are in neither list: both sides have them, at two times,
-    or one side counts bounds otherwise."""
+    """Wire xor: ids that were named in both directions, and are in neither list: both sides have them, at two times, or
+    one side treats bounds differently."""
     rounds: int = 0
     bytes_up: int = 0
     bytes_down: int = 0
@@ -155,10 +154,10 @@ def find_ids(
     items: Items, channel: Channel, opening: Opening, limits: ClientLimits | None = None, *,
     say: Callable[[str], object] = lambda line: None, clock: Callable[[], float] = time.monotonic,
 ) -> Found:  # fmt: skip
-    """Find what these records and those of the peer lack of each other, exactly.
+    """Find exactly which ids only these records have, and which only the peer has.
 
-    ``items`` is the whole set; of times that the opening leaves out nothing is looked at. The session stays open, for a
-    transfer; closing the channel ends it. ``say`` is told how it goes, a line for each round.
+    ``items`` is the whole set; only the times of the opening are compared. The session stays open for a transfer;
+    closing the channel ends it. ``say`` gets a line of progress per round.
 
     `Misuse`: the peer refuses. `BadInput`: it breaks the protocol, or a limit. `ConnectionError`, `Busy`: try again.
     """
@@ -168,8 +167,8 @@ def find_ids(
     opened = exchange.read_document(OpenReply, _answer(channel, exchange.OPENED))
     window = items if (opening.since, opening.until) == (0, EVER) else Window(items, opening.since, opening.until)
     if opened.message_bytes_max <= frame_size_min(opening.wire):
-        raise BadInput(f"the peer takes {opened.message_bytes_max} bytes at once, fewer than the protocol needs")
-    size = min(limits.frame_size_max, opened.message_bytes_max - 1)  # a byte before each message tells its kind
+        raise BadInput(f"the peer accepts {opened.message_bytes_max} bytes a message, fewer than the protocol needs")
+    size = min(limits.frame_size_max, opened.message_bytes_max - 1)  # one byte is for the kind of frame
     session = Session(window, opening.wire, opening.id_size, frame_size_max=size, limits=limits.session)
     look = Found(opened, len(window))
     message: bytes | None = session.initiate()
@@ -196,7 +195,8 @@ def _answer(channel: Channel, kind: int) -> bytes:
     if frame[:1] == bytes((kind,)):
         return frame
     if frame[:1] != bytes((exchange.ERROR,)):
-        raise BadInput(f"the peer answers with a frame of kind {frame[:1]!r}, expected {chr(kind)!r}")
+        like = ", as a NIP-77 relay does" if frame[:1] == b"[" else ""
+        raise BadInput(f"the peer answers with a frame of kind {frame[:1]!r}{like}, expected {chr(kind)!r}")
     trouble = exchange.read_document(exchange.Trouble, frame)
     text = "the peer says " + plain(f"{trouble.error}: {trouble.text}")
     if trouble.error == "busy":
@@ -207,28 +207,28 @@ def _answer(channel: Channel, kind: int) -> bytes:
 
 
 class Transfer:
-    """The books of a transfer, over as many connections as it takes."""
+    """The books of a transfer, over all its connections."""
 
     def __init__(self, records: Records, opening: Opening, say: Callable[[str], object]) -> None:
         self.pulled, self.pushed = Tally(), Tally()
         self._records, self._opening, self._say = records, opening, say
-        self._refused: set[bytes] = set()  # rejected once: they are not tried again over the next connection
-        self._on_their_way: deque[list[bytes]] = deque()
-        self.first: tuple[int, int] | None = None  # ids that only this side and only the peer had, by the first look
+        self._refused: set[bytes] = set()  # rejected once: not tried again over the next connection
+        self._in_flight: deque[list[bytes]] = deque()
+        self.first: tuple[int, int] | None = None  # by the first look: how many ids only this side, only the peer had
         self.rounds = self.bytes_up = self.bytes_down = 0
-        self.counted = (0, 0)  # booked before the last look: what it found was counted with them
+        self.counted = (0, 0)  # pulled and pushed before the last look, so its counts include them
         self.stalls = 0  # looks in a row that found no fewer differences than the one before
         self._missing: int | None = None
 
     @property
     def moved(self) -> int:
-        """How many records reached the side that lacked them; if it does not grow, nothing goes on."""
+        """How many records reached the side that lacked them."""
         return _arrived(self.pulled) + _arrived(self.pushed)
 
     def looked(self, look: Found) -> None:
-        """Book a new look. Of what was pushed and not answered, all did arrive that the peer does not lack."""
-        arrived = {id for batch in self._on_their_way for id in batch}
-        self._on_their_way.clear()
+        """Count a new look. A record that was pushed without an answer has arrived if the peer no longer lacks it."""
+        arrived = {id for batch in self._in_flight for id in batch}
+        self._in_flight.clear()
         arrived.difference_update(look.have)
         self.pushed.arrive(len(arrived))
         self.pushed.judge(exchange.UNANSWERED, len(arrived))
@@ -244,7 +244,7 @@ class Transfer:
         ids = [id for id in need if id not in self._refused] if self._refused else need
         most = min(FETCH_IDS_MAX, max(1, (opened.message_bytes_max - 1) // self._records.id_size))
         batches: deque[Sequence[bytes]] = deque()
-        again: list[bytes] = []  # asked for, and they did not fit into the answer
+        again: list[bytes] = []  # requested, but did not fit into the answer
         at, to_go, size = 0, len(ids), min(FETCH_IDS, most)
         while batches or again or at < len(ids):
             while len(batches) < OUTSTANDING_MAX and (again or at < len(ids)):
@@ -257,14 +257,14 @@ class Transfer:
             wanted = batches.popleft()
             frame = _answer(channel, exchange.RECORDS)
             records = exchange.read_records(frame, self._records.id_size)
-            # The first of those that were asked for, at least one: whatever else comes is no answer.
+            # An answer is the first of the requested records, at least one.
             if not records or len(records) > len(wanted):
-                raise BadInput(f"the peer sent {len(records)} records for {len(wanted)} that were asked for")
+                raise BadInput(f"the peer sent {len(records)} records, {len(wanted)} were requested")
             for id, record in zip(wanted, records, strict=False):
                 if id != record.id:
-                    raise BadInput(f"the peer sent {record.id.hex()}, asked for was {id.hex()}", id=record.id.hex())
+                    raise BadInput(f"the peer sent {record.id.hex()}, requested was {id.hex()}", id=record.id.hex())
             self._keep(records)
-            self.pulled.arrive(len(records))  # not before: what the store could not take comes again
+            self.pulled.arrive(len(records))  # not earlier: records that the store failed to take arrive again
             again += wanted[len(records) :]
             size = min(2 * size if len(records) == len(wanted) else len(records), most)
             size = max(1, min(size, len(records) * FRAME_BYTES // len(frame)))
@@ -272,7 +272,7 @@ class Transfer:
             self._say(f"pulled {self.pulled.received:,} records, {to_go:,} to go")
 
     def _keep(self, records: Sequence[Record]) -> None:
-        """Store those that are genuine and of the time that was asked about; book all."""
+        """Store the records that are genuine and in the requested time; count all."""
         good: list[Record] = []
         faults: list[tuple[Answer, bytes]] = []
         for record in records:
@@ -293,11 +293,11 @@ class Transfer:
         ids = [id for id in have if id not in self._refused] if self._refused else have
         end = self.pushed.received + len(ids)
         for batch in self._batches(opened, ids):
-            self._on_their_way.append([record.id for record in batch])
+            self._in_flight.append([record.id for record in batch])
             channel.send(exchange.write_records(exchange.PUSH, batch))
-            if len(self._on_their_way) == OUTSTANDING_MAX:
+            if len(self._in_flight) == OUTSTANDING_MAX:
                 self._settle(channel, end)
-        while self._on_their_way:
+        while self._in_flight:
             self._settle(channel, end)
 
     def _batches(self, opened: OpenReply, ids: Sequence[bytes]) -> Iterator[list[Record]]:
@@ -305,8 +305,8 @@ class Transfer:
         most = min(opened.message_bytes_max, FRAME_BYTES) - 1
         room = most
         for at in range(0, len(ids), READ_IDS):
-            some = ids[at : at + READ_IDS]
-            for id, record in zip(some, self._records.read(some), strict=True):
+            chunk = ids[at : at + READ_IDS]
+            for id, record in zip(chunk, self._records.read(chunk), strict=True):
                 if record is None or record.body is None:
                     self.pushed.arrive()
                     self._refuse(self.pushed, exchange.NOT_THERE, id)
@@ -325,12 +325,12 @@ class Transfer:
             yield batch
 
     def _settle(self, channel: Channel, end: int) -> None:
-        """Book what the peer says of the oldest batch that is on its way; in the end there are so many in the books."""
+        """Count the outcomes of the oldest batch in flight; ``end`` is the final number of pushed records."""
         outcomes = exchange.read_outcomes(_answer(channel, exchange.PUSHED))
-        batch = self._on_their_way[0]
+        batch = self._in_flight[0]
         if len(outcomes) != len(batch):
-            raise BadInput(f"the peer tells of {len(outcomes)} records, {len(batch)} were pushed")
-        self.pushed.arrive(len(self._on_their_way.popleft()))
+            raise BadInput(f"the peer sent {len(outcomes)} outcomes, {len(batch)} records were pushed")
+        self.pushed.arrive(len(self._in_flight.popleft()))
         for id, outcome in zip(batch, outcomes, strict=True):
             self.pushed.judge(outcome)
             if outcome.verdict is Verdict.REJECT:
@@ -343,32 +343,32 @@ class Transfer:
 
 
 def _arrived(books: Tally) -> int:
-    """How many of these the other side holds now."""
+    """How many of these records the receiving side holds now."""
     return books.received - books.count(Verdict.REJECT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation:
-    """What `reconcile` found and moved; ``settled``: both sides hold the same now."""
+    """What `reconcile` found and moved."""
 
     have: int
     need: int
-    """How many records only this side had, and only the peer, by the first look."""
+    """By the first look: how many records only this side had, and only the peer."""
     rounds: int
-    """Of all looks together, and so are the bytes; those of records are not in them."""
+    """Of all looks together, like the bytes, which do not include records."""
     bytes_up: int
     bytes_down: int
     found: Found
-    """The last look, with its ids: the one after which no connection was lost."""
+    """The last look, with its ids."""
     pulled: Tally
     pushed: Tally
-    """What became of the records that came, and of those that went, as in `exchange.RULES`."""
+    """The outcomes of the records that were pulled and pushed, as in `exchange.RULES`."""
     unpulled: int
-    """Differences that are known and still there: nobody asked to exchange them, or they were rejected."""
+    """Known differences that remain: moving them was not requested, or they were rejected."""
     unpushed: int
     here: int
     there: int
-    """How many records this side holds now, and the peer by what it said, of the time that it was about."""
+    """How many records this side holds now, and the peer by its own account, within the requested time."""
     connections: int
     seconds: float
 
@@ -379,7 +379,7 @@ class Reconciliation:
 
     @property
     def settled(self) -> bool:
-        """Whether both sides hold the same now, as far as this side can know."""
+        """Whether both sides hold the same now, as far as this side can tell."""
         return not self.unpulled and not self.unpushed
 
 
@@ -388,12 +388,12 @@ def reconcile(
     push: bool = True, since: int = 0, until: int = EVER, limits: ClientLimits | None = None,
     say: Callable[[str], object] = lambda line: None,
 ) -> Reconciliation:  # fmt: skip
-    """Fetch what this store lacks of a peer, and push what the peer lacks; both hold the same then.
+    """Pull what this store lacks, and push what the peer lacks, so that both hold the same.
 
-    ``connect`` opens a channel to the peer, as often as it takes. ``pull`` and ``push`` say which ways records go; if
-    none, it is only told what differs. ``since`` and ``until``, both included, narrow it down to records of that time.
+    ``connect`` opens a channel to the peer; it is called once per try. Without ``pull`` and ``push`` nothing is moved,
+    and the result says what differs. ``since`` and ``until`` (inclusive) limit it to records of that time.
 
-    `ConnectionError` if ``limits.tries`` in a row moved nothing; what was moved before that is kept.
+    `ConnectionError` if ``limits.tries`` in a row moved nothing; records that were moved before stay.
 
     >>> from onefold.reconcile import open_records, record
     >>> here, there = open_records("memory://"), open_records("memory://")
@@ -412,7 +412,7 @@ def reconcile(
         try:
             with closing(connect()) as channel:
                 connections += 1
-                look = None  # ids can be many: those of the look before make room
+                look = None  # frees the ids of the look before
                 with closing(records.snapshot()) as snapshot:
                     look = find_ids(snapshot, channel, opening, limits, say=say)
                 transfer.looked(look)
@@ -423,15 +423,16 @@ def reconcile(
                     transfer.push(channel, look.opened, look.have)
             break
         except (ConnectionError, Busy) as error:
-            went_on = transfer.moved > moved
-            failures = 0 if went_on else failures + 1
-            pause_s = limits.pause_s if went_on else min(2 * pause_s, limits.pause_s_max)
-            # A peer may say that it stored what it did not: then the looks are what shows that nothing goes on.
+            failures += 1
+            if transfer.moved > moved:
+                failures, pause_s = 0, limits.pause_s
+            # Stalls catch a peer that claims to have stored records that it did not.
             if max(failures, transfer.stalls) >= limits.tries:
                 tries = f"{limits.tries} tries" if limits.tries > 1 else "one try"
                 raise ConnectionError(f"gave up after {tries}: {error}") from error
             say(f"trying again: {error}")
         time.sleep(pause_s * random.uniform(0.5, 1))
+        pause_s = min(2 * pause_s, limits.pause_s_max)
     have, need = transfer.first or (0, 0)
     return Reconciliation(
         have=have, need=need, found=look, pulled=transfer.pulled.check(), pushed=transfer.pushed.check(),

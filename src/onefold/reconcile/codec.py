@@ -1,27 +1,28 @@
-"""Messages: ranges of the universe of records become bytes, and foreign bytes become ranges.
+"""The wire format of messages: ranges to bytes, and untrusted bytes to ranges.
 
-A range has a lower and an upper bound, a mode, and the ranks of our own records in it. On the wire only upper bounds
-are written: a range begins where the one before it ended. A hole between two ranges becomes a range of its own with
-mode Skip, and a message that ends before the universe does skips the rest.
+A range has a lower and an upper bound, a mode, and the ranks of our own records in it. Only upper bounds are written:
+a range begins where the one before it ended. A hole between two ranges is written as a range with mode Skip, and a
+message that ends before the universe does skips the rest.
 
     Message      := <head> <Range>*          head: v1 0x61, the version; xor nothing
     Range        := <upper bound> <mode: varint> <payload>
-    upper bound  := <timestamp: varint of 1 + what is added to the one before; 0: infinity> <length: varint> <prefix>
-    Skip         := mode 0                   nothing is asked or told about this range
-    Fingerprint  := mode 1, a value for all ids in it
+    upper bound  := <timestamp: varint of 1 + difference to the one before; 0: infinity> <length: varint> <prefix>
+    Skip         := mode 0                   says nothing about this range
+    Fingerprint  := mode 1, one value for all ids in the range
                        v1: 16 bytes of SHA-256(sum of the ids modulo 2^256, little-endian; varint of their count)
-                       xor: the exclusive or of the ids
+                       xor: the XOR of the ids
     IdList       := mode 2, <count: varint> <id>*
     Response     := mode 3, <count: varint> <id>*, <size: varint> <bits>        xor only, from the server
     varint       := digits of base 128, the most significant first, the high bit set on all but the last; at most 10
 
-v1 is what is spoken today: ids of 32 bytes, versions 0x60 to 0x6f; a server that is spoken to in another one answers
-with its own alone. xor is the wire of the source document: ids of 8 to 32 bytes, for trusted peers only. Exclusive or
-is linear: among 264 records of their choice attackers find in milliseconds some that hide a difference behind an equal
-fingerprint.
+v1 is the wire in use today: ids of 32 bytes, versions 0x60 to 0x6f; a server that gets another version than its own
+answers with its version byte alone. xor is the wire of the source document: ids of 8 to 32 bytes, for trusted peers
+only. XOR is linear: an attacker who chooses 264 records finds in milliseconds some that hide a difference behind an
+equal fingerprint.
 
-Both directions come twice: up to ``FEW`` ranges in a plain loop, more as columns with a mask. Measured: columns alone
-make a session with a single difference 40 % slower, the loop alone makes large messages three times slower.
+Reading and writing are each implemented twice: a plain loop for up to ``FEW`` ranges, numpy columns with a mask for
+more. Measured: columns alone make a session with a single difference 40 % slower, the loop alone makes large messages
+three times slower.
 """
 
 from __future__ import annotations
@@ -37,22 +38,22 @@ from numpy.typing import NDArray
 from onefold.errors import BadInput, Misuse
 from onefold.reconcile.items import INFINITY, Bounds, Flags, Ints, Items, Rows, Stamps, blobs, flagged, padded, spans_by
 
-FEW: Final = 64  # ranges of a message: up to here a plain loop over them is faster than numpy
+FEW: Final = 64  # ranges of a message: up to here a plain loop is faster than numpy
 DIGITS_MAX: Final = 10  # 64 bits in digits of 7
 HEAD_MAX: Final = DIGITS_MAX + 1 + 32 + 1  # a bound and a mode
-RANGE_MAX: Final = 2 * HEAD_MAX + DIGITS_MAX  # a Skip, a head and a count: what a list costs beside its ids
+RANGE_MAX: Final = 2 * HEAD_MAX + DIGITS_MAX  # a Skip, a head and a count: the overhead of a list
 HEAD_MIN: Final = 3
 FRAME_SIZE_MIN: Final = 4_096
-"""The smallest limit of a message in bytes, as the published implementations of v1 have it."""
+"""The smallest frame limit in bytes, as in the published implementations of v1."""
 FRAME_SIZE_MIN_XOR: Final = 1_024
-"""The same in wire xor, as its published implementation has it."""
+"""The same for wire xor, as in its published implementation."""
 HASHED_SIZE: Final = 16
 VERSION: Final = 0x61
 VERSIONS: Final = range(0x60, 0x70)
 
 
 class Violation(BadInput):
-    """The peer's message breaks the protocol; ``values["offset"]`` is the byte where."""
+    """The peer's message breaks the protocol; ``values["offset"]`` is the offset of the fault."""
 
     def __init__(self, what: str, offset: int, **values: Any) -> None:
         super().__init__(f"byte {offset}: {what}", offset=offset, **values)
@@ -71,7 +72,7 @@ def write_number(number: int) -> bytes:
 
 
 def read_number(message: bytes, at: int) -> tuple[int, int]:
-    """The varint at an offset, and the offset behind it.
+    """The varint at an offset, and the offset after it.
 
     >>> read_number(bytes.fromhex("822c"), 0)
     (300, 2)
@@ -90,14 +91,14 @@ def read_number(message: bytes, at: int) -> tuple[int, int]:
 
 
 def _numbers_at(buffer: Rows, starts: Ints) -> tuple[Stamps, Ints]:
-    """The varints at these offsets, and how many digits each has; DIGITS_MAX + 1 for one that does not end in time."""
+    """The varints at these offsets, and how many digits each has; DIGITS_MAX + 1 for one that is too long."""
     counts = np.ones(len(starts), dtype=np.int64)
-    going = flagged(buffer[starts] > 127)
+    unfinished = flagged(buffer[starts] > 127)
     for step in range(1, DIGITS_MAX + 1):
-        if not len(going):
+        if not len(unfinished):
             break
-        counts[going] += 1
-        going = going[buffer[starts[going] + step] > 127]
+        counts[unfinished] += 1
+        unfinished = unfinished[buffer[starts[unfinished] + step] > 127]
     numbers = np.zeros(len(starts), dtype=np.uint64)
     for step in range(int(counts.max(initial=0))):
         digit = (buffer[starts + step] & 127).astype(np.uint64)
@@ -106,7 +107,7 @@ def _numbers_at(buffer: Rows, starts: Ints) -> tuple[Stamps, Ints]:
 
 
 def _digits_of(numbers: Stamps) -> tuple[Rows, Flags]:
-    """Varints, one row of digits each, right-aligned, and which of the digits count."""
+    """Varints as rows of digits, right-aligned, and a mask of the digits in use."""
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // 7))
     shifted = numbers[:, None] >> np.arange(7 * (width - 1), -1, -7, dtype=np.uint64)
     digits = (shifted & np.uint64(127)).astype(np.uint8)
@@ -119,7 +120,7 @@ def _digits_of(numbers: Stamps) -> tuple[Rows, Flags]:
 def hashed(sums: NDArray[np.uint64], counts: Ints) -> Rows:
     """The v1 fingerprints of ranges with these sums and counts. Cost: about a microsecond each."""
     texts, numbers = blobs(sums.astype("<u8", copy=False).view(np.uint8)), counts.tolist()
-    ends = {number: write_number(number) for number in set(numbers)}  # few: pieces of a split are of one size, or two
+    ends = {number: write_number(number) for number in set(numbers)}  # few: the pieces of a split have one or two sizes
     hashes = [sha256(text + ends[number]).digest() for text, number in zip(texts, numbers, strict=True)]
     return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(len(sums), 32)[:, :HASHED_SIZE]
 
@@ -129,10 +130,10 @@ class Wire:
     name: str
     head: bytes
     frame_size_min: int
-    """The smallest frame limit that published implementations take."""
+    """The smallest frame limit that published implementations accept."""
     id_sizes: range
     xor: bool
-    """Fingerprints are exclusive ors, and a server answers a list with a Response."""
+    """Fingerprints are XORs, and a server answers a list with a Response."""
 
     def check(self, id_size: int) -> None:
         if id_size not in self.id_sizes:
@@ -143,13 +144,13 @@ class Wire:
         return id_size if self.xor else HASHED_SIZE
 
     def fingerprints(self, items: Items, lower: Ints, upper: Ints) -> Rows:
-        """One for each of these ranges of ranks. Cost: O(1) each, whatever the range."""
+        """The fingerprints of these ranges of ranks. Cost: O(1) each."""
         if self.xor:
             return items.xors(lower, upper)[:, : items.id_size]
         return hashed(items.sums(lower, upper), upper - lower)
 
     def body(self, message: bytes, initiator: bool) -> int | None:
-        """Where the ranges of a message begin; None if it is of another version, and to be answered with ours."""
+        """The offset of the first range; None if the message has another version, and the reply is ours alone."""
         if self.xor:
             return 0
         if not message:
@@ -167,7 +168,7 @@ XOR: Final = Wire("xor", b"", FRAME_SIZE_MIN_XOR, range(8, 33), xor=True)
 
 
 class Mode:
-    """What a range says. Plain numbers: numpy is slow to compare a column with a member of an enumeration."""
+    """The modes of a range. Plain numbers, because numpy compares a column with an enum member slowly."""
 
     SKIP: Final = 0
     FINGERPRINT: Final = 1
@@ -177,7 +178,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Ranges:
-    """Ascending, not overlapping ranges, with our ranks; ``payloads`` hold what a Response says."""
+    """Ascending ranges that do not overlap, with our ranks; ``payloads`` are the bodies of Responses."""
 
     lower: Bounds
     upper: Bounds
@@ -190,11 +191,11 @@ class Ranges:
         return len(self.modes)
 
     def sizes(self) -> Ints:
-        """How many records of ours lie in each."""
+        """How many of our records lie in each."""
         return self.last - self.first
 
     def take(self, which: Ints | Flags | slice) -> Ranges:
-        """Some of them, in that order. A slice shares the columns."""
+        """Some of the ranges, in that order. A slice shares the columns."""
         payloads: Sequence[bytes] = ()
         if self.payloads:
             payloads = [self.payloads[number] for number in np.arange(len(self))[which].tolist()]
@@ -223,10 +224,10 @@ def universe(items: Items) -> Ranges:
 
 
 def split(items: Items, ranges: Ranges, pieces: int, list_below: int) -> tuple[Ranges, Ints]:
-    """Each range of many records cut into pieces of equal size, with a fingerprint each; one of few is listed.
+    """Cut each large range into pieces of equal size, a fingerprint each; a small one becomes a list.
 
-    Also of each result, which range it came from. The first pieces get the records that are left over, as the published
-    implementations do. Where the set moves its cuts the pieces are of other sizes, and may be fewer, but at least two.
+    Returns the results, and the index of the range that each came from. The first pieces get the remainder, as in the
+    published implementations. Where the set moves its cuts, pieces differ in size and may be fewer, but at least two.
     """
     if not len(ranges):
         return ranges, ranges.first
@@ -237,30 +238,30 @@ def split(items: Items, ranges: Ranges, pieces: int, list_below: int) -> tuple[R
     even = ranges.first[which, None] + number * each + np.minimum(number, rest)
     owner = which.repeat(pieces - 1)
     cuts = items.cuts(even.ravel(), ranges.first[owner], ranges.last[owner])
-    again = cuts[1:] == cuts[:-1]  # a cut lies inside its range, so those of two ranges never coincide
-    if again.any():
-        once = np.append(True, ~again)
-        cuts, owner = cuts[once], owner[once]
+    duplicates = cuts[1:] == cuts[:-1]  # a cut lies inside its range, so cuts of two ranges never coincide
+    if duplicates.any():
+        distinct = np.append(True, ~duplicates)
+        cuts, owner = cuts[distinct], owner[distinct]
     source = np.arange(len(ranges)).repeat(1 + np.bincount(owner, minlength=len(ranges)))
-    begun = np.arange(len(cuts)) + owner + 1  # the pieces that begin with a cut: each range has one that does not
+    after = np.arange(len(cuts)) + owner + 1  # the pieces that begin at a cut: all but the first of each range
     lower, upper, separators = ranges.lower.take(source), ranges.upper.take(source), _separators(items, cuts)
     first, last = ranges.first[source], ranges.last[source]
-    lower.put(begun, separators)
-    upper.put(begun - 1, separators)
-    first[begun] = last[begun - 1] = cuts
+    lower.put(after, separators)
+    upper.put(after - 1, separators)
+    first[after] = last[after - 1] = cuts
     modes = np.where(large, np.uint8(Mode.FINGERPRINT), np.uint8(Mode.ID_LIST))[source]
     return Ranges(lower, upper, modes, first, last), source
 
 
 def _separators(items: Items, ranks: Ints) -> Bounds:
-    """The shortest bounds between the records at these ranks and those before them, by one look at the set."""
+    """The shortest bounds between the records at these ranks and their predecessors, by one read of the set."""
     stamps, ids = items.rows(np.concatenate((ranks - 1, ranks)))
     half = len(ranks)
     return Bounds.between((stamps[:half], ids[:half]), (stamps[half:], ids[half:]))
 
 
 def windows(buffer: Any, size: int) -> NDArray[Any]:
-    """Every run of so many bytes in a buffer, by where it begins: many can be read or written at once."""
+    """A view of a buffer: element i is the ``size`` bytes from offset i, so many can be read or written at once."""
     return np.ndarray((max(0, len(buffer) - size + 1),), dtype=f"V{size}", buffer=buffer, strides=(1,))
 
 
@@ -269,16 +270,16 @@ class Layout:
     id_size: int
     fingerprint_size: int
     responses: bool
-    """Whether Responses may be among them."""
+    """Whether a message may hold Responses."""
 
 
 @dataclass(frozen=True)
 class Incoming:
-    """The ranges of a message: where they start, their bounds, and where what they say begins."""
+    """The ranges of a message: their offsets, bounds and modes, and the offsets of their bodies."""
 
     message: bytes
     buffer: Rows
-    """The message, and zeros behind it."""
+    """The message, padded with zeros."""
     layout: Layout
     starts: Ints
     lower: Bounds
@@ -293,7 +294,7 @@ class Incoming:
         return _numbers_at(self.buffer, self.bodies[which])[0].astype(np.int64)
 
     def id_lists(self, which: Ints) -> tuple[Rows, Ints, Ints]:
-        """The ids that these ranges list, one after another, how many each lists, and where each list ends."""
+        """The ids that these ranges list, concatenated; how many each lists, and the offset where each list ends."""
         size = self.layout.id_size
         numbers, digits = _numbers_at(self.buffer, self.bodies[which])
         counts, starts = numbers.astype(np.int64), self.bodies[which] + digits
@@ -302,19 +303,19 @@ class Incoming:
 
 
 def read_ranges(message: bytes, at: int, layout: Layout) -> Incoming:
-    """The ranges of a message from this byte on, or a `Violation` that names the first byte that is wrong.
+    """The ranges of a message from this offset on, or a `Violation` that names the offset of the fault.
 
-    A range's length depends on what it says, so a short loop finds where they start. All else is checked then; nothing
-    is allocated for a count before its bytes are seen to be there. A range may end where it begins: published servers
-    close a full frame with such a one. It says nothing, and is dropped; only ids in it are a fault. Cost: 0.4
-    microseconds per range.
+    A range's length depends on its content, so a short loop finds where each starts. All else is checked afterwards;
+    nothing is allocated for a count before its bytes are known to be there. A range may be empty (equal bounds):
+    published servers close a full frame with one. It is dropped; only ids in it are a fault. Cost: 0.4 microseconds
+    per range.
     """
     offsets, fault = _walk(message, at, layout)
     if fault is not None:
-        # The true fault may be a bound before it. Many are not all looked at again: the last one, where the walk ended.
+        # The cause may be a bad bound before it. Of many ranges only the last is checked, where the walk ended.
         _read_few(message, offsets if len(offsets) <= FEW else offsets[-1:], layout)
         raise fault
-    buffer = np.frombuffer(message + bytes(layout.id_size + 300), dtype=np.uint8)  # so that no look ends outside
+    buffer = np.frombuffer(message + bytes(layout.id_size + 300), dtype=np.uint8)  # padded: no read leaves the buffer
     starts = np.array(offsets, dtype=np.int64)
     if len(offsets) <= FEW:
         upper, bodies = _read_few(message, offsets, layout)
@@ -324,7 +325,7 @@ def read_ranges(message: bytes, at: int, layout: Layout) -> Incoming:
     if (empty := lower.equal(upper)).any():
         nonempty = (modes >= Mode.ID_LIST) & (buffer[bodies] > 0) | (modes == Mode.RESPONSE) & (buffer[bodies + 1] > 0)
         if (empty & nonempty).any():
-            raise Violation("ids in a range that ends where it begins", int(starts[empty & nonempty][0]))
+            raise Violation("ids in an empty range", int(starts[empty & nonempty][0]))
         keep = ~empty
         starts, modes, bodies = starts[keep], modes[keep], bodies[keep]
         lower, upper = lower.take(keep), upper.take(keep)
@@ -332,13 +333,13 @@ def read_ranges(message: bytes, at: int, layout: Layout) -> Incoming:
 
 
 def _walk(message: bytes, at: int, layout: Layout) -> tuple[list[int], Violation | None]:
-    """Where the ranges start, as far as they can be followed, and what ended the walk before the message's end."""
+    """The offsets of the ranges, and the fault that ended the walk before the end of the message, if any."""
     size, fingerprint_size, end, offset = layout.id_size, layout.fingerprint_size, len(message), at
     starts: list[int] = []
-    remember = starts.append
+    add = starts.append
     try:
         while offset < end:
-            remember(offset)
+            add(offset)
             while message[offset] > 127:
                 offset += 1
             offset += message[offset + 1] + 3
@@ -364,12 +365,12 @@ def _walk(message: bytes, at: int, layout: Layout) -> tuple[list[int], Violation
     except Violation as fault:
         return starts, fault
     if offset > end:
-        return starts, Violation("a range that goes on behind the end of the message", starts[-1])
+        return starts, Violation("a range that goes on beyond the end of the message", starts[-1])
     return starts, None
 
 
 def _read_few(message: bytes, starts: list[int], layout: Layout) -> tuple[Bounds, Ints]:
-    """The upper bounds of ranges, one by one, and where what they say begins; or the first fault in them."""
+    """The upper bounds of the ranges and the offsets of their bodies; or the first fault in a bound."""
     before = (0, b"")
     stamps, prefixes, bodies = [], [], []
     for start in starts:
@@ -432,13 +433,13 @@ def _lower(upper: Bounds, layout: Layout) -> Bounds:
 
 @dataclass(frozen=True)
 class Writer:
-    """Writes ranges over these records; a Skip comes before one that does not begin where the one before it ends."""
+    """Writes ranges over these records, with a Skip before each range that does not begin where the last one ended."""
 
     items: Items
     wire: Wire
 
     def write(self, ranges: Ranges, after: Bounds | None = None) -> tuple[bytes, Ints]:
-        """All of them, behind what was written up to a bound: the bytes, and how far they reach with each range."""
+        """The bytes of all ranges, to follow what was written up to ``after``; and the offset where each range ends."""
         start = after or Bounds.origin(self.items.id_size)
         if len(ranges) <= FEW:
             return self._write_few(ranges, start)
@@ -474,7 +475,7 @@ class Writer:
     def _write_many(self, ranges: Ranges, start: Bounds) -> tuple[bytes, Ints]:
         """One row per range or Skip: timestamp digits | prefix length | prefix | mode | fingerprint or count."""
         holes = ~ranges.lower.equal(Bounds.join([start, ranges.upper.take(slice(0, -1))]))
-        rows = np.arange(len(ranges)) + holes.cumsum()  # of the ranges; a Skip stands in the row before
+        rows = np.arange(len(ranges)) + holes.cumsum()  # the row of each range; its Skip is the row before
         total, bounds = len(ranges) + int(holes.sum()), ranges.upper
         if total > len(ranges):
             order = np.empty(total, dtype=np.int64)
@@ -509,7 +510,7 @@ class Writer:
         return np.concatenate(values, axis=1)[used].tobytes(), used.sum(axis=1).cumsum()[rows]
 
     def _with_bodies(self, ranges: Ranges, heads: bytes, head_ends: Ints) -> tuple[bytes, Ints]:
-        """Heads, and behind each the ids that it lists or the payload of its Response."""
+        """The heads, each followed by the ids of its list or the payload of its Response."""
         size, lists = self.items.id_size, ranges.modes == Mode.ID_LIST
         first, last = ranges.first[lists], ranges.last[lists]
         bodies = np.zeros(len(ranges), dtype=np.int64)
@@ -528,7 +529,8 @@ class Writer:
         return bytes(data), starts + bodies
 
     def write_some(self, ranges: Ranges, room: int, after: Bounds | None = None) -> tuple[bytes, Ranges]:
-        # Hardly more than can fit: what need not be written is not fingerprinted either.
+        """The first ranges that fit into ``room`` bytes, and their bytes."""
+        # First drop most of what cannot fit, so that it is not fingerprinted.
         ranges = ranges.take(slice(0, room // HEAD_MIN + 1))
         least = np.where(ranges.modes == Mode.ID_LIST, 1 + ranges.sizes() * self.items.id_size, 0) + HEAD_MIN
         least[ranges.modes == Mode.FINGERPRINT] += self.wire.fingerprint_size(self.items.id_size)
@@ -540,7 +542,7 @@ class Writer:
         return data[: int(ends[fits - 1])] if fits else b"", ranges.take(slice(0, fits))
 
     def cut_to_fit(self, ranges: Ranges, room: int) -> Ranges:
-        """The same ranges, up to the first list that would not fit alone; that one with the records that do."""
+        """The ranges up to and including the first list that would not fit alone, which is shortened to what fits."""
         records_max = (room - RANGE_MAX) // self.items.id_size
         long = flagged((ranges.modes == Mode.ID_LIST) & (ranges.sizes() > records_max))
         if not len(long):

@@ -1,20 +1,20 @@
-"""What two sides of a reconciliation say to each other: one byte that tells the kind, then what belongs to it.
+"""The frames between client and server: one byte for the kind, then the content.
 
     client                                     server
     O  open: JSON, see `Opening`               o  opened: JSON, see `OpenReply`
     M  a message of the protocol               M  the reply to it
-    F  fetch: ids, one after another           R  records: the first of those that were asked for, as many as fit
-    P  push: records                           p  pushed: a byte for each, see `OUTCOMES`
+    F  fetch: ids, concatenated                R  records: the first of the requested ones, as many as fit
+    P  push: records                           p  pushed: one byte per record, see `OUTCOMES`
     C  close                                   c  closed
-                                               e  error: JSON, see `Trouble`; a broken or spent session is over
+                                               e  error: JSON, see `Trouble`; the session is over
 
-Every frame of the client gets one answer, in the same order. F, P and M belong to a session, which O opens and C or an
-error closes; a connection can have one after another. A record is written as
+Every frame of the client gets one answer, in order. F, P and M belong to a session, which O opens and C or an error
+closes; a connection can have one session after another. Records are concatenated, each written as
 
-    timestamp u64 | length of the body u32, 2^32 - 1: not there | id | body
+    timestamp u64 | length of the body u32, 2^32 - 1: no body | id | body
 
-with little-endian numbers, one after another. Foreign bytes are not trusted: every length is checked against what is
-there before anything is allocated for it, and what does not fit is `BadInput` with the byte at which it does not.
+with little-endian numbers. Bytes from the peer are not trusted: every length is checked against the bytes that are
+there before anything is allocated for it, and a frame that does not fit is `BadInput` with the offset of the fault.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ NOT_THERE: Final = Answer(Verdict.REJECT, "not_there")
 TOO_LARGE: Final = Answer(Verdict.REJECT, "too_large")
 
 RULES: Final[Mapping[Answer, str]] = {
-    STORED: "It was not there, and is kept now.",
-    KNOWN: "It came by another way in the meantime.",
+    STORED: "It was missing, and is stored now.",
+    KNOWN: "It arrived by another way in the meantime.",
     UNANSWERED: "It was pushed, the connection was lost before the answer, and the next look found it there.",
-    WRONG_ID: "Its time and bytes do not hash to its id; it was not kept.",
-    WRONG_TIME: "It is genuine, and lies outside of the time that was asked about; it was not kept.",
-    NOT_THERE: "The side that is said to have it has no bytes for it: it knows the id alone, or it is gone.",
-    TOO_LARGE: "It is larger than the peer takes a record; it was not sent.",
+    WRONG_ID: "Its time and bytes do not hash to its id; it was not stored.",
+    WRONG_TIME: "It is genuine, but lies outside the requested time; it was not stored.",
+    NOT_THERE: "The side that has it sent no bytes: it knows only the id, the record is gone, or too large to send.",
+    TOO_LARGE: "It is larger than the peer accepts; it was not sent.",
 }
-"""What can become of a record, for people."""
+"""The possible answers for a record, explained for people."""
 
 NOT_TAKEN: Final = Answer(Verdict.UNSURE, "not_taken", retry=True)
-"""Of a server's books: a frame of records that it refused or could not store. The peer is told, and looks again."""
+"""In a server's books: records in a frame that it refused or failed to store. The peer gets an error, then retries."""
 
 OUTCOMES: Final = STORED, KNOWN, WRONG_ID, TOO_LARGE
-"""What becomes of a record that is pushed; the position is its byte on the wire."""
+"""The outcomes of a push; the index is the byte on the wire."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,27 +72,27 @@ class Opening:
     wire: Literal["v1", "xor"] = "v1"
     id_size: int = 32
     frame_size_max: int = 0
-    """Of the messages that the client can take; 0: any."""
+    """The largest message that the client accepts; 0: any."""
     since: int = 0
     until: int = INFINITY - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenReply:
-    """What the server holds, and what it can take."""
+    """What the server holds, and what it accepts."""
 
     records: int
     bodies: bool
-    """Whether it hands out the bytes of records, or knows ids alone."""
+    """Whether it can send the bytes of records; false: it knows only ids."""
     writable: bool
     message_bytes_max: int
-    """Of any frame that it takes."""
+    """The largest frame that it accepts."""
     record_bytes_max: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why there is no answer: a short name for programs, a line for people, and the byte, if it was a message."""
+    """Why a frame failed: a short name for programs, a line for people, the offset of the fault if there is one."""
 
     error: str
     text: str
@@ -107,20 +107,20 @@ def write_document(kind: int, document: Opening | OpenReply | Trouble) -> bytes:
 
 
 def read_document(kind: type[Document], frame: bytes) -> Document:
-    """The JSON in a frame; `BadInput` that names the field if it is none of ours.
+    """The JSON document of a frame; `BadInput` that names the wrong field.
 
     >>> read_document(Trouble, write_document(ERROR, Trouble(error="busy", text="later")))
     Trouble(error='busy', text='later', offset=None)
     """
     if len(frame) > JSON_BYTES_MAX:
-        raise BadInput(f"{len(frame)} bytes of JSON, at most {JSON_BYTES_MAX} are read", offset=0)
+        raise BadInput(f"{len(frame)} bytes of JSON, the limit is {JSON_BYTES_MAX}", offset=0)
     try:
         document = read_json(frame[1:], "the frame")
     except BadInput as error:
         raise BadInput(str(error), offset=1) from None
     if not isinstance(document, dict):
-        raise BadInput("no JSON object", offset=1)
-    types = {field.name: str(field.type) for field in fields(kind)}  # as they are written in the class
+        raise BadInput("not a JSON object", offset=1)
+    types = {field.name: str(field.type) for field in fields(kind)}  # the annotations as text
     for name, value in document.items():
         if name not in types:
             raise BadInput(f"unknown field {name!r:.50}", offset=1, field=name)
@@ -146,7 +146,7 @@ def write_ids(ids: Iterable[bytes]) -> bytes:
 def read_ids(frame: bytes, id_size: int) -> list[bytes]:
     whole, rest = divmod(len(frame) - 1, id_size)
     if rest:
-        raise BadInput(f"{rest} bytes behind the last id", offset=1 + whole * id_size)
+        raise BadInput(f"{rest} bytes after the last id", offset=1 + whole * id_size)
     return [frame[at : at + id_size] for at in range(1, len(frame), id_size)]
 
 
@@ -173,14 +173,14 @@ def read_records(frame: bytes, id_size: int) -> list[Record]:
             raise BadInput("timestamp 2^64 - 1 is reserved", offset=at)
         id, stop = frame[start - id_size : start], start + (0 if size == NO_BODY else size)
         if stop > end:
-            raise BadInput(f"a body of {size} bytes, and {end - start} are left", offset=at + 8)
+            raise BadInput(f"a body of {size} bytes, but only {end - start} are left", offset=at + 8)
         records.append(Record(timestamp, id, None if size == NO_BODY else frame[start:stop]))
         at = stop
     return records
 
 
 def size_of(record: Record) -> int:
-    """How many bytes a record takes in a frame."""
+    """The bytes that a record takes in a frame."""
     return HEAD.size + len(record.id) + len(record.body or b"")
 
 
@@ -192,11 +192,11 @@ def read_outcomes(frame: bytes) -> list[Answer]:
     try:
         return [OUTCOMES[byte] for byte in frame[1:]]
     except IndexError:
-        raise BadInput(f"no outcome of a push: {max(frame[1:])} is above {len(OUTCOMES) - 1}", offset=1) from None
+        raise BadInput(f"unknown outcome of a push: {max(frame[1:])} is above {len(OUTCOMES) - 1}", offset=1) from None
 
 
 class Pipe:
-    """A channel to a peer in this process: what is sent is answered at once, and the answer waits to be received.
+    """A channel to a peer in this process: a frame is answered when it is sent, and the answer waits in a queue.
 
     >>> pipe = Pipe(bytes.upper)
     >>> pipe.send(b"first"); pipe.send(b"second")
@@ -214,11 +214,11 @@ class Pipe:
         self._answers.append(self._answer(data))
 
     def receive(self) -> bytes:
-        """The oldest answer; `Misuse` if nothing was sent for it, because then none will ever come."""
+        """The oldest answer; `Misuse` if there is none, because none would ever come."""
         if self._closed:
             raise ConnectionError("the pipe is closed")
         if not self._answers:
-            raise Misuse("nothing was sent that has no answer yet")
+            raise Misuse("every frame that was sent has been answered")
         return self._answers.popleft()
 
     def close(self) -> None:

@@ -1,19 +1,20 @@
-"""The records of one side, in order: a timestamp and an id each, kept as numpy columns.
+"""The sorted records of one side, a timestamp and an id each, as numpy columns.
 
-Reconciliation compares *ranges* of records by fingerprints. So a session asks three things of a set, always for many
-ranges at once: how many records lie below a bound (``find``), what the ids of a range add up to (``sums``, ``xors``),
-and which records it holds (``rows``). `Items` is that port: an `ItemSet` in memory, a SQLite file and a Spark table
-implement it. ``expect`` and ``cuts`` save reads where the set is far away.
+Reconciliation compares *ranges* of records by fingerprints. A session asks a set three things, always for many ranges
+at once: how many records lie below a bound (``find``), the sum or XOR of the ids in a range (``sums``, ``xors``), and
+the records at given ranks (``rows``). `Items` is that port: an `ItemSet` in memory, a SQLite file and a Spark table
+implement it. ``expect`` and ``cuts`` save reads where the set is not in memory.
 
 - The order is by timestamp, then by id. The *rank* of a record is its position; a range is a pair of ranks, lower
-  included, upper excluded. Positions differ between two sides, so on the wire a range ends at a *bound*: a timestamp
-  and the first bytes of an id. The shortest one between two records needs the second's timestamp alone if the two
-  differ, else one byte more than their ids share. The timestamp 2^64 - 1 is reserved: a bound above every record.
-- Sums come from prefix totals: total(upper) - total(lower), O(1) for any range, since addition modulo 2^256 and
-  exclusive or have an inverse. That is also why an id may be in a set only once: twice, it would cancel itself out.
-- An id is padded with zeros to whole *limbs* of 8 bytes. As big-endian numbers limbs compare as ids do; as
-  little-endian numbers they are the digits of the sum, the lowest first.
-- A sealed set changes cheaply (`Index`): records that were added or removed since the last build stand beside it.
+  included, upper excluded. Positions differ between the two sides, so on the wire a range ends at a *bound*: a
+  timestamp and a prefix of an id. The shortest bound between two records is the second's timestamp if the timestamps
+  differ, else one byte more than the common prefix of their ids. The timestamp 2^64 - 1 is reserved: the bound above
+  every record.
+- Sums come from prefix totals: total(upper) - total(lower), O(1) for any range, since addition modulo 2^256 and XOR
+  have an inverse. That is also why an id may be in a set only once: twice, it would cancel itself out.
+- An id is padded with zeros to whole *limbs* of 8 bytes. Read as big-endian numbers, limbs compare as ids do; read as
+  little-endian numbers, they are the digits of the sum, the lowest first.
+- A sealed set changes cheaply (`Index`): recent additions and removals are kept in a small overlay.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ Ints: TypeAlias = NDArray[np.int64]
 Flags: TypeAlias = NDArray[np.bool_]
 
 INFINITY: Final = 2**64 - 1
-"""The timestamp of the bound above all records; those of records are below it."""
-ID_SIZES: Final = range(8, 33)  # as the source document has it; shorter ones collide too soon
+"""The timestamp of the bound above all records; records have lower ones."""
+ID_SIZES: Final = range(8, 33)  # as in the source document; shorter ids collide too soon
 BIG: Final = np.dtype(">u8")
 LITTLE: Final = np.dtype("<u8")
 
 
 def padded(ids: Rows, id_size: int) -> Rows:
-    """Ids of this size as rows of whole limbs, zeros behind them, in one piece of memory."""
+    """Ids as contiguous rows of whole limbs, padded with zeros."""
     if id_size % 8 == 0:
         return np.ascontiguousarray(ids)
     rows = np.zeros((len(ids), -(-id_size // 8) * 8), dtype=np.uint8)
@@ -52,12 +53,12 @@ def padded(ids: Rows, id_size: int) -> Rows:
 
 
 def whole(rows: Rows) -> NDArray[Any]:
-    """Each row as one value: rows are then moved in one piece, which is much faster than byte by byte."""
+    """Each row as one opaque value: numpy copies those much faster than rows of bytes."""
     return rows.view(f"V{rows.shape[1]}")[:, 0]
 
 
 def texts(rows: Rows) -> NDArray[Any]:
-    """One comparable value per row. Trailing zeros do not count, and rows of one width are equal without them too."""
+    """One comparable value per row. numpy ignores trailing zeros, which is harmless among rows of one width."""
     return rows.view(f"S{rows.shape[1]}")[:, 0]
 
 
@@ -68,17 +69,17 @@ def blobs(rows: Rows) -> list[bytes]:
 
 
 def flagged(flags: NDArray[Any]) -> Ints:
-    """Where flags are set, or numbers are not 0: ``np.flatnonzero`` at a fifth of its cost for a short column."""
+    """Where a column is not 0: ``np.flatnonzero`` at a fifth of its cost for a short column."""
     return flags.nonzero()[0]
 
 
 def spans(lower: Ints, upper: Ints) -> Ints:
-    """All indices of all the ranges, one after another."""
+    """The indices in all these ranges, concatenated."""
     return spans_by(lower, upper - lower, 1)
 
 
 def spans_by(starts: Ints, counts: Ints, step: int) -> Ints:
-    """The positions of runs of values that lie ``step`` apart.
+    """Runs of positions, ``step`` apart, concatenated.
 
     >>> spans_by(np.array([3, 100]), np.array([2, 1]), 32).tolist()
     [3, 35, 100]
@@ -88,13 +89,13 @@ def spans_by(starts: Ints, counts: Ints, step: int) -> Ints:
 
 
 def firsts_differ(a: Rows, b: Rows) -> Ints:
-    """For each pair of rows the first byte in which they differ; 0 for equal rows, which have none."""
+    """For each pair of rows the index of the first byte in which they differ; 0 for equal rows."""
     return np.asarray((a != b).argmax(axis=1), dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Many bounds: timestamps, ids padded with zeros, and how many bytes of each id are written down."""
+    """Many bounds: timestamps, id prefixes padded with zeros, and the lengths of the prefixes."""
 
     timestamps: Stamps
     ids: Rows
@@ -120,12 +121,12 @@ class Bounds:
         return np.asarray((self.timestamps == other.timestamps) & (texts(self.ids) == texts(other.ids)))
 
     def put(self, places: Ints | Flags, others: Bounds) -> None:
-        """Overwrite some of these in place: nobody else may share the columns."""
+        """Overwrite some bounds in place; the columns must not be shared."""
         self.timestamps[places], self.lengths[places] = others.timestamps, others.lengths
         whole(self.ids)[places] = whole(others.ids)
 
     def one_by_one(self) -> list[tuple[int, bytes, int]]:
-        """Each as timestamp, id and length: for few of them plain values are faster than columns."""
+        """Tuples of timestamp, id and length: for a few bounds these are faster than columns."""
         return list(zip(self.timestamps.tolist(), blobs(self.ids), self.lengths.tolist(), strict=True))
 
     @staticmethod
@@ -145,21 +146,23 @@ class Bounds:
         return Bounds(*map(np.concatenate, columns))
 
     @staticmethod
-    def choose(first: Flags, these: Bounds, those: Bounds) -> Bounds:
+    def choose(which: Flags, a: Bounds, b: Bounds) -> Bounds:
+        """Bounds of ``a`` where the flag is set, else of ``b``."""
         return Bounds(
-            np.where(first, these.timestamps, those.timestamps),
-            np.where(first[:, None], these.ids, those.ids),
-            np.where(first, these.lengths, those.lengths),
+            np.where(which, a.timestamps, b.timestamps),
+            np.where(which[:, None], a.ids, b.ids),
+            np.where(which, a.lengths, b.lengths),
         )
 
     @staticmethod
     @cache
     def origin(id_size: int) -> Bounds:
-        """The bound below everything; shared, so nobody may write into it."""
+        """The bound below everything. It is cached: do not write into it."""
         return Bounds.one(0, b"", id_size)
 
     @staticmethod
-    def begun(timestamps: Stamps, ids: Rows, lengths: Ints) -> Bounds:
+    def prefixes(timestamps: Stamps, ids: Rows, lengths: Ints) -> Bounds:
+        """Bounds at the first ``lengths`` bytes of each id."""
         rows, long = np.zeros_like(ids), flagged(lengths)
         mask = np.arange(ids.shape[1]) < lengths[long, None]
         whole(rows)[long] = whole(ids.take(long, axis=0) * mask)
@@ -167,7 +170,7 @@ class Bounds:
 
     @staticmethod
     def between(before: tuple[Stamps, Rows], after: tuple[Stamps, Rows]) -> Bounds:
-        """The shortest bounds between records and their successors: above the one before, not above the one after.
+        """The shortest bounds between records and their successors: above ``before``, not above ``after``.
 
         >>> stamps, ids = np.array([5, 5], dtype=np.uint64), np.frombuffer(b"aaaaaaaaaabbbbbb", dtype=np.uint8)
         >>> bounds = Bounds.between((stamps[:1], ids.reshape(2, 8)[:1]), (stamps[1:], ids.reshape(2, 8)[1:]))
@@ -177,13 +180,13 @@ class Bounds:
         lengths = np.zeros(len(after[0]), dtype=np.int64)
         tied = flagged(before[0] == after[0])
         lengths[tied] = firsts_differ(before[1][tied], after[1][tied]) + 1
-        return Bounds.begun(after[0], after[1], lengths)
+        return Bounds.prefixes(after[0], after[1], lengths)
 
 
 def running_sums(limbs: Limbs) -> Limbs:
-    """The sums of the first 0, 1, ... n rows, each a number of as many limbs.
+    """The sums of the first 0, 1, ... n rows, as limbs.
 
-    A total that wraps around is below its predecessor: that is carried into the next limb.
+    A total below its predecessor has wrapped around: that is carried into the next limb.
     """
     totals = np.zeros((len(limbs) + 1, limbs.shape[1]), dtype=np.uint64)
     carry = np.zeros(len(limbs), dtype=np.uint64)
@@ -207,7 +210,7 @@ def running_xors(limbs: Limbs) -> Limbs:
 
 
 def minus(a: Limbs, b: Limbs) -> Limbs:
-    """a - b, number by number, modulo 2^(64 limbs).
+    """a - b, row by row, modulo 2^(64 limbs).
 
     >>> minus(np.array([[0, 1]], dtype=np.uint64), np.array([[1, 0]], dtype=np.uint64)).tolist()
     [[18446744073709551615, 0]]
@@ -226,11 +229,11 @@ def plus(a: Limbs, b: Limbs) -> Limbs:
 
 
 class Columns:
-    """Sorted records that never change. The prefix totals, and the sorted beginnings of ids, are made when needed.
+    """Immutable sorted records. The prefix totals and the sorted first limbs are computed when first needed.
 
-    Cost: building is one sort of numbers, each a timestamp and the beginning of an id, so ties cost what distinct
-    timestamps cost. Finding is a binary search over the timestamps, and one over the ids where timestamps are equal,
-    for all bounds at once.
+    Cost: building is one sort of 64-bit keys, each a timestamp and the first bits of an id, so ties cost no more than
+    distinct timestamps. Finding is a binary search over the timestamps, and one over the ids where timestamps are
+    equal, for all bounds at once.
     """
 
     def __init__(self, timestamps: Stamps, ids: Rows) -> None:
@@ -252,7 +255,7 @@ class Columns:
             group = np.cumsum(np.concatenate(([0], ascending[1:] != ascending[:-1]))).astype(np.uint64)
             keys = _keys(group, rows)
             by_id = keys.argsort()
-            if len(_tied(keys[by_id])):  # ids that were made to look alike: every byte counts
+            if len(_tied(keys[by_id])):  # ids with equal beginnings, perhaps on purpose: compare every byte
                 limbs = rows.view(BIG)
                 columns = [limbs[:, k].astype(np.uint64) for k in reversed(range(limbs.shape[1]))]
                 by_id = np.lexsort((*columns, group))
@@ -269,7 +272,7 @@ class Columns:
 
     @cached_property
     def beginnings(self) -> Limbs:
-        """The first limbs of all ids, sorted: an id whose first limb is not among them is not here."""
+        """The first limbs of all ids, sorted, to rule out quickly that an id is here."""
         return np.sort(self.ids.view(BIG)[:, 0].astype(np.uint64))
 
     def bounds(self) -> Bounds:
@@ -282,16 +285,16 @@ class Columns:
             return low
         least, most = low[long], self.timestamps.searchsorted(bounds.timestamps[long], side="right")
         wanted, ours = texts(bounds.ids[long]), texts(self.ids)
-        while len(going := flagged(least < most)):
-            middle = (least[going] + most[going]) >> 1
-            less = ours[middle] < wanted[going]
-            least[going[less]] = middle[less] + 1
-            most[going[~less]] = middle[~less]
+        while len(active := flagged(least < most)):
+            middle = (least[active] + most[active]) >> 1
+            less = ours[middle] < wanted[active]
+            least[active[less]] = middle[less] + 1
+            most[active[~less]] = middle[~less]
         low[long] = least
         return low
 
     def places(self, timestamps: Stamps, ids: Rows) -> Ints:
-        """The positions of these records; -1 for one that is not here."""
+        """The positions of these records; -1 for a missing one."""
         places = self.find(Columns(timestamps, ids).bounds())
         inside = flagged(places < len(self))
         here = np.zeros(len(places), dtype=np.bool_)
@@ -301,7 +304,7 @@ class Columns:
         return places
 
     def holding(self, ids: Rows) -> list[tuple[int, int]]:
-        """Those of these ids that are here, under any timestamp: pairs of the position there and the position here."""
+        """The ids that are here, under any timestamp: pairs of their position in ``ids`` and their position here."""
         firsts = ids.view(BIG)[:, 0].astype(np.uint64)
         places = np.minimum(self.beginnings.searchsorted(firsts), max(0, len(self) - 1))
         if not len(self) or not len(likely := flagged(self.beginnings[places] == firsts)):
@@ -318,7 +321,7 @@ class Columns:
         return Columns(self.timestamps[keep], self.ids[keep])
 
     def merged(self, other: Columns) -> Columns:
-        """The records of both. Cost: O(n) moves, no sorting."""
+        """The records of both. Cost: O(n) copies, no sorting."""
         if not len(other):
             return self
         new = self.find(other.bounds()) + np.arange(len(other))
@@ -332,7 +335,7 @@ class Columns:
 
 
 def _keys(leading: Limbs, ids: Rows) -> Limbs:
-    """One number for each record: the leading one, and behind it as much of the id's beginning as there is room for."""
+    """One number for each record: the leading one, then as many of the id's first bits as fit."""
     bits = int(leading.max()).bit_length()
     if bits == 64:
         return leading
@@ -341,7 +344,7 @@ def _keys(leading: Limbs, ids: Rows) -> Limbs:
 
 
 def _tied(ascending: Limbs) -> Ints:
-    """The positions of all numbers that are there more than once."""
+    """The positions of all numbers that occur more than once."""
     same = ascending[1:] == ascending[:-1]
     tied = np.zeros(len(ascending), dtype=np.bool_)
     tied[1:] = same
@@ -349,7 +352,7 @@ def _tied(ascending: Limbs) -> Ints:
     return flagged(tied)
 
 
-OVERLAY_MIN: Final = 1_024  # smaller ones cost nothing that can be measured
+OVERLAY_MIN: Final = 1_024  # up to here the overlay costs nothing measurable
 
 
 def overlay_max(size: int) -> int:
@@ -357,17 +360,17 @@ def overlay_max(size: int) -> int:
 
 
 class Index:
-    """Records that change cheaply: sorted columns, and a small overlay of what was added and removed since.
+    """Records that change cheaply: sorted columns, and a small overlay of later additions and removals.
 
         main       the records when the index was last built, with their totals
-        extra      records that were added since: sorted columns of their own
+        extra      records added since: sorted columns of their own
         holes      positions in main whose records were removed since
 
-    A bound's rank is its position in main, less the holes below it, plus the extras below it; a rank splits into a
-    position in main and one in extra by binary search. A range's total is that of main, plus extra, less the holes.
+    A bound's rank is its position in main, minus the holes below it, plus the extras below it; a rank splits into a
+    position in main and one in extra by binary search. A range's total is that of main, plus extra, minus the holes.
 
-    An index never changes: ``added`` and ``removed`` give a new one that shares main. Cost: a change of k records is
-    O(k log n + overlay); beyond ``overlay_max(n)`` main is built anew by O(n) moves. With a million records: 0.25 ms
+    An index is immutable: ``added`` and ``removed`` return a new one that shares main. Cost: a change of k records is
+    O(k log n + overlay); beyond ``overlay_max(n)`` main is rebuilt by O(n) copies. With a million records: 0.25 ms
     for one at a time, microseconds each for a thousand at once.
     """
 
@@ -398,7 +401,7 @@ class Index:
 
     @cached_property
     def _alive_before(self) -> Ints:
-        """For each hole, how many records of main below it are still there."""
+        """For each hole, how many records of main below it remain."""
         return self._holes - np.arange(len(self._holes))
 
     def find(self, bounds: Bounds) -> Ints:
@@ -455,7 +458,7 @@ class Index:
         return np.asarray(late | (early >= 0) & ~removed)
 
     def known(self, ids: Rows) -> list[int]:
-        """The positions of those ids that are there, under any timestamp."""
+        """The positions of the ids that are in the index, under any timestamp."""
         holes = set(self._holes.tolist())
         alive = [i for i, position in self._main.holding(ids) if position not in holes]
         return alive + [i for i, _ in self._extra.holding(ids)]
@@ -464,7 +467,7 @@ class Index:
         return self._lean(self._extra.merged(records), self._holes)
 
     def removed(self, timestamps: Stamps, ids: Rows) -> Index:
-        """Without these records, which must be there, each named once."""
+        """Without these records, which must be in the index, each named once."""
         extra = self._extra.places(timestamps, ids)
         late = extra >= 0
         places = np.sort(self._main.places(timestamps[~late], ids[~late]))
@@ -478,9 +481,9 @@ class Index:
 
 
 class Items(Protocol):
-    """Sorted records, as a session needs them. Ranges are pairs of ranks: the lower is part of it, the upper not.
+    """Sorted records, as a session needs them. Ranges are pairs of ranks, lower included, upper excluded.
 
-    Any method may be called with empty columns, and then does nothing.
+    Every method must accept empty columns.
     """
 
     @property
@@ -489,38 +492,38 @@ class Items(Protocol):
     def __len__(self) -> int: ...
 
     def expect(self, upper: Bounds, whole: Flags) -> None:
-        """A hint, to fetch all at once: the next questions are about the ranges that end at these ascending bounds.
+        """A hint, so that all can be fetched at once: the next calls are about the ranges that end at these bounds.
 
-        Each range begins where the one before it ends, the first one at the origin. Of a flagged one every record will
-        be asked for, unless they do not fit into a frame. Of the others a set that keeps its records in leaves is asked
-        only for the leaves in which a bound lies, and for ranges that are no longer than a leaf.
+        The bounds ascend; each range begins where the one before it ends, the first one at the origin. Every record of
+        a flagged range will be needed, unless they do not fit into a frame. In the others, a set that keeps its records
+        in leaves needs only the leaves in which a bound lies, and ranges no longer than a leaf.
         """
 
     def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
-        """Where to cut, near these ranks: each answer strictly between its lower and its upper, which end its range.
+        """Where to cut, near these ranks: each result strictly between ``lower`` and ``upper``, the ends of its range.
 
-        A set that is far away moves a cut to where it need not look. The ranks of a range ascend, and so do the
-        answers; of equal ones one is kept.
+        A set that is not in memory moves a cut to a rank that needs no read. The ranks of a range ascend, and so must
+        the results; duplicates are dropped.
         """
 
     def find(self, bounds: Bounds) -> Ints:
         """For each bound, how many records lie below it."""
 
     def sums(self, lower: Ints, upper: Ints) -> Limbs:
-        """For each range the sum of its ids as little-endian numbers, modulo 2^(8 width): limbs, the lowest first."""
+        """For each range the sum of its ids as little-endian numbers, modulo 2^(8 width): limbs, lowest first."""
 
     def xors(self, lower: Ints, upper: Ints) -> Rows:
-        """For each range the exclusive or of its ids, as rows of whole limbs."""
+        """For each range the XOR of its ids, as rows of whole limbs."""
 
     def rows(self, ranks: Ints) -> tuple[Stamps, Rows]:
         """The records at these ranks: timestamps, and ids as rows of whole limbs (`padded`)."""
 
     def snapshot(self) -> Items:
-        """The same records, unchanged while a session is under way."""
+        """The same records, frozen for the length of a session."""
 
 
 class ItemSet:
-    """Records in memory: collected, then sealed, which sorts them; after that they can still be added and removed.
+    """Records in memory: collect them, then ``seal`` to sort them; after that they can still be added and removed.
 
     >>> items = ItemSet(id_size=8)
     >>> items.add(5, b"record-b"); items.add(3, b"record-a")
@@ -538,7 +541,7 @@ class ItemSet:
 
     @staticmethod
     def from_arrays(timestamps: ArrayLike, ids: Rows | Sequence[bytes], id_size: int | None = None) -> ItemSet:
-        """A set of these records; ids are rows of bytes, or a list of bytes. It still has to be sealed."""
+        """An unsealed set of these records; ids are rows of bytes, or a list of bytes."""
         if id_size is None:
             id_size = ids.shape[-1] if isinstance(ids, np.ndarray) else len(ids[0]) if len(ids) else 32
         items = ItemSet(id_size)
@@ -551,14 +554,14 @@ class ItemSet:
         return len(self._single) + sum(len(stamps) for stamps, _ in self._waiting)
 
     def add(self, timestamp: int, id: bytes) -> None:
-        """Add one record. Before sealing this only collects; what is wrong with it is found by ``seal``."""
+        """Add one record. Before sealing it is only collected; ``seal`` checks it."""
         if self._index is None:
             self._single.append((timestamp, id))
         else:
             self.add_many([timestamp], [id])
 
     def add_many(self, timestamps: ArrayLike, ids: Rows | Sequence[bytes]) -> None:
-        """Add many records at once: their timestamps, and their ids in the same order."""
+        """Add many records: their timestamps, and their ids in the same order."""
         stamps, rows = self._parsed(timestamps, ids)
         if self._index is None:
             self._waiting.append((stamps, rows))
@@ -569,21 +572,21 @@ class ItemSet:
         self._index = self._index.added(records)
 
     def remove(self, timestamp: int, id: bytes) -> None:
-        """Remove one record of a sealed set, which must be there."""
+        """Remove one record of a sealed set; it must be in the set."""
         self.remove_many([timestamp], [id])
 
     def remove_many(self, timestamps: ArrayLike, ids: Rows | Sequence[bytes]) -> None:
-        """Remove many records at once; all of them must be there."""
+        """Remove many records of a sealed set, all or none; all of them must be in the set."""
         index = self.snapshot()
         records = _checked(*self._parsed(timestamps, ids), self.id_size)
         if not (present := index.holds(records.timestamps, records.ids)).all():
-            lost = int(flagged(~present)[0])
-            stamp, id = int(records.timestamps[lost]), records.ids[lost, : self.id_size].tobytes().hex()
+            missing = int(flagged(~present)[0])
+            stamp, id = int(records.timestamps[missing]), records.ids[missing, : self.id_size].tobytes().hex()
             raise BadInput(f"no record with timestamp {stamp} and id {id}", timestamp=stamp, id=id)
         self._index = index.removed(records.timestamps, records.ids)
 
     def seal(self) -> None:
-        """Sort what was collected. Bad input: an id that is there twice or has another size, the timestamp 2^64 - 1."""
+        """Sort the collected records. `BadInput`: a duplicate id, one of another size, the timestamp 2^64 - 1."""
         if self._index is not None:
             raise Misuse("the set is sealed already")
         singles = self._parsed([stamp for stamp, _ in self._single], [id for _, id in self._single])
@@ -619,12 +622,12 @@ class ItemSet:
         return self.snapshot().rows(ranks)
 
     def _parsed(self, timestamps: ArrayLike, ids: Rows | Sequence[bytes]) -> tuple[Stamps, Rows]:
-        """Foreign records as columns; BadInput for a timestamp that does not fit or an id of another size."""
+        """The caller's records as columns; BadInput for a timestamp out of range or an id of another size."""
         stamps, id_size = np.asarray(timestamps), self.id_size
-        if stamps.dtype.kind not in "iu":  # a mixture in which numpy sees no whole numbers of 64 bits
-            values = timestamps if isinstance(timestamps, list) else stamps.tolist()
+        if stamps.dtype.kind not in "iu":  # values on both sides of 2^63: numpy makes them floats
+            values = np.asarray(timestamps, dtype=object).tolist()
             for number, value in enumerate(values):
-                if not isinstance(value, int) or not 0 <= value <= INFINITY:
+                if not isinstance(value, int | np.integer) or not 0 <= value <= INFINITY:
                     text = f"timestamp {value!r} is no whole number from 0 to 2^64 - 2"
                     raise BadInput(text, place=number, value=value)
             stamps = np.array(values, dtype=np.uint64)
@@ -650,13 +653,18 @@ def check_id_size(id_size: int) -> int:
     return id_size
 
 
-def _checked(stamps: Stamps, rows: Rows, id_size: int) -> Columns:
-    """The records in order, or BadInput that names the first one that may not be there."""
+def sorted_records(stamps: Stamps, rows: Rows, id_size: int) -> Columns:
+    """The records, sorted; BadInput that names an id with the reserved timestamp."""
     if len(reserved := flagged(stamps == np.uint64(INFINITY))):
         id = rows[reserved[0], :id_size].tobytes().hex()
         raise BadInput(f"timestamp 2^64 - 1 of id {id} is reserved", timestamp=INFINITY, id=id)
-    records = Columns.sorted_from(stamps, rows)
-    if (records.beginnings[1:] == records.beginnings[:-1]).any():  # alike at the beginning: look at them whole
+    return Columns.sorted_from(stamps, rows)
+
+
+def _checked(stamps: Stamps, rows: Rows, id_size: int) -> Columns:
+    """The records, sorted; BadInput that names a reserved timestamp or a duplicate id."""
+    records = sorted_records(stamps, rows, id_size)
+    if (records.beginnings[1:] == records.beginnings[:-1]).any():  # equal first limbs: compare whole ids
         ids = np.sort(texts(records.ids))
         if len(equal := flagged(ids[1:] == ids[:-1])):
             raise _twice(ids[equal[0]].ljust(id_size, b"\0"))
@@ -668,9 +676,9 @@ def _twice(id: bytes) -> BadInput:
 
 
 class Window:
-    """The records of a set with ``since <= timestamp <= until``, as a set of their own.
+    """The records of a set with ``since <= timestamp <= until``, as a set.
 
-    Cost: two bounds are found once; then every method is that of the whole set, with ranks shifted.
+    Cost: two bounds are looked up once; then every method is that of the whole set, with ranks shifted.
 
     >>> items = ItemSet.from_arrays([1, 2, 3], [b"a" * 32, b"b" * 32, b"c" * 32]); items.seal()
     >>> len(Window(items, since=2))

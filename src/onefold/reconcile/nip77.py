@@ -1,16 +1,16 @@
-"""The same sessions in the envelope of NIP-77, so that the clients of Nostr's relays can speak to us: JSON in text.
+"""The same sessions as NIP-77 messages, JSON in text frames, for the clients of Nostr relays.
 
     ["NEG-OPEN", name, filter, hex]    a session, and its first message      -> NEG-MSG
-    ["NEG-MSG", name, hex]             the next one                          -> NEG-MSG
-    ["NEG-CLOSE", name]                over                                  -> no answer
+    ["NEG-MSG", name, hex]             the next message                      -> NEG-MSG
+    ["NEG-CLOSE", name]                ends the session                      -> no answer
     -> ["NEG-MSG", name, hex], ["NEG-ERR", name, "reason: text"], ["NOTICE", text]
 
-A client names its sessions and may have several; to open a name again replaces the session. After a NEG-ERR it is
-closed. The reason is one word: ``blocked`` for what is not served, ``closed`` for what is over, and those of NIP-01:
-``invalid``, ``rate-limited``, ``error``.
+A client names its sessions and may have several; opening a name again replaces its session. A NEG-ERR closes the
+session. Its reason is one word: ``blocked`` for what is not served, ``closed`` for a session that is over, and those
+of NIP-01: ``invalid``, ``rate-limited``, ``error``.
 
-Of the filters, ``since`` and ``until`` are served, both with the second that they name. Any other is refused: to ignore
-it would give a wrong result. It is wire v1, so ids have 32 bytes; what is found is fetched by other means.
+Of the filters only ``since`` and ``until`` (both inclusive) are served. Others are refused, because ignoring one would
+give a wrong result. The wire is v1, so ids have 32 bytes; the records themselves are fetched by other means.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from onefold.reconcile import INFINITY
 from onefold.reconcile.exchange import Opening
 from onefold.reconcile.peer import PeerSessions, Refused, failed
 
-NAME_MAX: Final = 64  # characters; as NIP-01 has it
+NAME_MAX: Final = 64  # characters, as in NIP-01
 FIELDS: Final = {"NEG-OPEN": 4, "NEG-MSG": 3, "NEG-CLOSE": 2}
 REASONS: Final[Mapping[str, str]] = {
     "bad_frame": "invalid",
@@ -36,12 +36,12 @@ REASONS: Final[Mapping[str, str]] = {
     "busy": "rate-limited",
     "store_failed": "error",
 }
-"""Those of `peer`, as a client of NIP-77 expects them; the limits of a session are all ``closed``."""
+"""The reasons for the errors of `peer`; all others, such as the limits of a session, are ``closed``."""
 
 
 class Subscriptions(PeerSessions):
     def answer(self, text: str) -> str | None:
-        """The answer to a message; None if it gets none. Never raises."""
+        """The answer to a message, or None; never raises."""
         try:
             verb, name, rest = read_message(text)
         except Refused as refused:
@@ -56,7 +56,7 @@ class Subscriptions(PeerSessions):
                 return self._refuse(name, failed(error))
 
     def expire(self) -> None:
-        """Close the sessions whose time is up; their clients are told when they come back."""
+        """Close the sessions whose time is up; a client learns of it with its next message."""
         with self._lock:
             for name in [name for name, session in self._sessions.items() if session.settled]:
                 self._end(name)
@@ -74,11 +74,11 @@ class Subscriptions(PeerSessions):
             self._end(name)
             opening = read_filter(rest[0])
             if len(self._sessions) >= self._limits.subscriptions_max:
-                raise Refused("busy", f"{len(self._sessions)} subscriptions are open here, subscriptions_max")
+                raise Refused("busy", f"{len(self._sessions)} subscriptions are open here, the limit")
             self._open(name, opening)
         session = self._sessions.get(name)
         if session is None:
-            raise Refused("not_open", "there is no such subscription (any more)")
+            raise Refused("not_open", "there is no such subscription, or it is closed")
         return _text("NEG-MSG", name, session.reconcile(message).hex())
 
     def _refuse(self, name: str, refused: Refused) -> str:
@@ -96,12 +96,12 @@ def read_message(text: str) -> tuple[str, str, list[Any]]:
     try:
         document = read_json(text, "the message")
     except BadInput as error:
-        raise Refused("bad_frame", f"no JSON: {error}") from None
+        raise Refused("bad_frame", str(error)) from None
     if not isinstance(document, list) or not document or not isinstance(document[0], str):
-        raise Refused("bad_frame", "no list that begins with a word")
+        raise Refused("bad_frame", "the message is not a list that begins with a string")
     verb, rest = document[0], document[1:]
     if verb not in FIELDS:
-        raise Refused("bad_frame", f"{verb!r:.50} is not served here, but for {', '.join(FIELDS)}")
+        raise Refused("bad_frame", f"{verb!r:.50} is not served here, only {', '.join(FIELDS)}")
     if len(document) != FIELDS[verb]:
         raise Refused("bad_frame", f"{verb} has {len(document)} fields, must have {FIELDS[verb]}")
     name = rest[0]
@@ -111,12 +111,12 @@ def read_message(text: str) -> tuple[str, str, list[Any]]:
 
 
 def read_filter(filter: Any) -> Opening:
-    """The session that a filter means; `Refused` if it is not served."""
+    """The session that a filter asks for; `Refused` if it is not served."""
     if not isinstance(filter, dict):
         raise Refused("bad_frame", f"the filter is {filter!r:.50}, must be an object")
     for name, value in filter.items():
         if name not in ("since", "until"):
-            raise Refused("bad_open", f"records are filtered by since and until alone, not by {name!r:.50}")
+            raise Refused("bad_open", f"records are filtered only by since and until, not by {name!r:.50}")
         if type(value) is not int or not 0 <= value < INFINITY:
             raise Refused("bad_frame", f"{name} is {value!r:.50}, must be a whole number from 0 to 2^64 - 2")
     return Opening(**filter)

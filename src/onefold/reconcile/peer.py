@@ -1,28 +1,27 @@
-"""The server's end of one connection, without I/O: a frame in, a frame out. What frames there are: `exchange`.
+"""The server's end of one connection, without I/O: a frame in, a frame out. The frames are those of `exchange`.
 
-Every frame is answered, whatever it holds. An error closes the session, if one is open, and its snapshot; the
-connection stays, and can open another one. Only after ``troubles_max`` errors it is `over`. An error has a short name
-that does not change:
+Every frame gets an answer. An error closes the session, if one is open, and its snapshot; the connection stays open
+for another session, until it is `over` after ``troubles_max`` errors. An error has a stable short name:
 
-    bad_frame     it is not written as it must be, or is out of turn
-    bad_open      a session like this cannot be: its wire, size of ids, frame or times
-    bad_message   a message breaks the protocol; the offset is the byte where
-    frame         the message is larger than message_bytes_max
-    rounds  bytes  needs  pushes  work   the session has cost as much as a session may
-    time          its peer was silent for as long as it may be, all together
+    bad_frame     malformed, or out of turn
+    bad_open      an impossible session: version, wire, id size, frame size or times
+    bad_message   a message breaks the protocol; the offset is that of the fault
+    frame         a frame is larger than message_bytes_max
+    rounds  bytes  needs  pushes  work   the session has reached this limit
+    time          the peer's silences add up to the limit
     busy          sessions_max are open: try again later
     not_open      there is no session
-    read_only     nothing is taken here
-    store_failed  the store could not do it: try again later
+    read_only     the server takes no records
+    store_failed  the store failed: try again later
 
-A session ends by what its peer does: by silence, one or all together, and by work: rounds, bytes, records, seconds of
-CPU. It never ends by the time that the server takes, or that it waits for its turn: on a busy machine all peers are
-slow, and none of them is to blame.
+A session is limited by what its peer does: its silences, and the work that it causes (rounds, bytes, records, CPU
+seconds). The time that the server takes for an answer, or before it gets to one, never counts: a busy server is not
+the peer's fault.
 
-What is fetched is what is there now, whatever the session's snapshot holds. A record that is not there (any more), or
-whose bytes are not here, goes out without a body and with the timestamp 0. One that comes in is checked against its id,
-and all the good ones of a frame are kept in one transaction. Arrivals are counted where a frame is read and verdicts
-where the store has answered; the two must agree when the server stops (`pending` on the page of metrics, 0 at rest).
+A fetch returns what the store holds now, whatever the session's snapshot holds. A record that is missing, or whose
+bytes are missing, is sent without a body and with timestamp 0. A pushed record is checked against its id, and all
+valid records of a frame are stored in one transaction. Arrivals are counted when a frame is read, verdicts when the
+store has answered; the two must agree when the server stops (`pending` on the metrics page, 0 at rest).
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Final
 
 from onefold.errors import BadInput, Misuse, OnefoldError
@@ -46,12 +46,12 @@ from onefold.verdict import Answer
 
 
 class PeerBooks:
-    """What a server counts over all its connections; written by any thread.
+    """What a server counts over all its connections; thread-safe.
 
     >>> books = PeerBooks()
-    >>> books.sit(1), books.sit(1)
+    >>> books.open_session(1), books.open_session(1)
     (True, False)
-    >>> books.leave()
+    >>> books.close_session()
     >>> books.sessions, books.of("sessions")
     (0, 1)
     """
@@ -61,9 +61,9 @@ class PeerBooks:
         self._counts: Counter[str] = Counter()
         self._troubles: Counter[str] = Counter()
         self._pushed = Tally()
-        self.sessions = 0  # that are open
+        self.sessions = 0  # open now
 
-    def sit(self, sessions_max: int) -> bool:
+    def open_session(self, sessions_max: int) -> bool:
         with self._lock:
             if self.sessions >= sessions_max:
                 return False
@@ -71,7 +71,7 @@ class PeerBooks:
             self._counts["sessions"] += 1
             return True
 
-    def leave(self) -> None:
+    def close_session(self) -> None:
         with self._lock:
             self.sessions -= 1
 
@@ -105,45 +105,45 @@ class PeerBooks:
 
 ID_BYTES_MAX: Final = 32
 ENVELOPE_BYTES: Final = 1_024
-"""Of a message in NIP-77, around its hex digits; a subscription's name has at most 64 characters."""
+"""Of a NIP-77 message, beside its hex digits; a subscription's name has at most 64 characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileLimits(HttpLimits):
-    """What peers may ask of the server; a limit that is reached is an error that names it."""
+    """The limits of the server and its sessions; reaching one is an error that names it."""
 
     connections_max: int = 256
-    """At the same time. Each may hold a message of ``message_bytes_max``, and most of them wait."""
+    """At the same time. Each may hold a message of ``message_bytes_max``."""
     sessions_max: int = 64
-    """At the same time, of all connections. Each has a snapshot of the records, which a store may pay for."""
+    """At the same time, over all connections. Each holds a snapshot of the records, which may cost the store."""
     subscriptions_max: int = 20
-    """Sessions of one connection in NIP-77; strfry's relays allow as many."""
+    """NIP-77 sessions per connection; strfry's relays allow as many."""
     message_bytes_max: int = 1 << 20
-    """Of any message that comes in, and of records that go out; websockets has the same default."""
+    """Of any incoming message, and of a frame of records that is sent; websockets has the same default."""
     frame_size_max: int = 500_000
-    """Of a message of the protocol that goes out; strfry's relays have the same. In NIP-77 its hex still is < 1 MiB."""
+    """Of a protocol message that is sent; strfry's relays have the same. As hex in NIP-77 it is still below 1 MiB."""
     rounds_max: int = 64
-    """Messages of a session, and what frame limits force; a billion records need 8."""
+    """Messages per session, beside those that frame limits force; a billion records need 8."""
     bytes_max: int = 1 << 30
     """Of a session's messages, both ways; a million records that all differ take 64 MB."""
     needs_max: int = 10_000_000
-    """Records that are fetched in a session; who needs more opens another one."""
+    """Records fetched per session; a client that needs more opens another session."""
     pushes_max: int = 10_000_000
-    """Records that are pushed in a session."""
+    """Records pushed per session."""
     record_bytes_max: int = 512 << 10
-    """Of the body of a record that is pushed; strfry's events have at most 64 KiB."""
+    """Body of a pushed record; strfry's events have at most 64 KiB."""
     work_s_max: float = 60
     """CPU of the server for the messages of a session: a million records that all differ take three seconds."""
     look_silence_s_max: float = 600
-    """Of all silences of a session up to its last message: ten times ``idle_s``. A snapshot should not live long."""
+    """Sum of the peer's silences up to its last message: ten times ``idle_s``. A snapshot should not live long."""
     transfer_silence_s_max: float = 3_600
-    """Of all silences up to the last record: 10 GB at 3 MB/s. Who needs longer opens another session."""
+    """Sum of the peer's silences up to the last record: 10 GB at 3 MB/s. A client may continue in another session."""
     idle_s: float = 60
-    """Of one silence on a connection; nginx gives a proxied one as long."""
+    """One silence on a connection; nginx allows as much on a proxied one."""
     write_s: float = 20
-    """For one answer to leave; beyond, it is a peer that does not read, and it is cut off."""
+    """For sending one answer; after that the peer does not read, and its connection is aborted."""
     troubles_max: int = 8
-    """Errors of one connection; with the last one it is closed."""
+    """Errors per connection; the last one closes it."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -156,16 +156,16 @@ class ReconcileLimits(HttpLimits):
         rooms["frame_size_max"] = (size - ENVELOPE_BYTES) // 2
         for name, most in rooms.items():
             if (value := getattr(self, name)) > most:
-                why = f"else it does not fit into message_bytes_max, {size}"
-                raise Misuse(f"{name} is {value}, must be at most {most}: {why}")
+                why = f"to fit into message_bytes_max, {size}"
+                raise Misuse(f"{name} is {value}, must be at most {most}, {why}")
 
 
 log: Final = logging.getLogger("onefold.reconcile")
-log.addHandler(logging.NullHandler())  # a server shows it; a peer in this process raises what it is told
+log.addHandler(logging.NullHandler())  # a server prints these; a client in this process gets them as errors
 
 
 class Refused(BadInput):
-    """A peer gets no answer but this: a name, a line for people, and the byte where, if it was one."""
+    """The error that a peer gets: a name, a line for people, and the offset of the fault if there is one."""
 
     def __init__(self, name: str, text: str, offset: int | None = None) -> None:
         super().__init__(text, name=name, offset=offset)
@@ -173,28 +173,28 @@ class Refused(BadInput):
 
 
 def failed(error: Exception) -> Refused:
-    """What a peer is told of an error of ours: it is logged, and the text of an unexpected one is not shown."""
+    """An error of the server as the peer sees it. It is logged; the text of an unexpected one is not sent."""
     log.error("%s: %s", type(error).__name__, error)
     return Refused("store_failed", str(error) if isinstance(error, OnefoldError) else type(error).__name__)
 
 
 class OpenSession:
-    """A session with one peer; it must be closed."""
+    """A session with one peer; close it."""
 
     def __init__(
         self, records: Records, opening: Opening, limits: ReconcileLimits, clock: Callable[[], float], books: PeerBooks
     ) -> None:
-        """Open it, or `Refused`: bad_open, busy, store_failed. The clock is that of the CPU of this thread."""
+        """Open it, or `Refused`: bad_open, busy, store_failed. ``clock`` is the CPU clock of the calling thread."""
         if opening.version != exchange.VERSION:
             raise Refused("bad_open", f"version is {opening.version}, this server speaks {exchange.VERSION}")
         if opening.id_size != records.id_size:
             raise Refused("bad_open", f"id_size is {opening.id_size}, the ids here have {records.id_size} bytes")
-        if not books.sit(limits.sessions_max):
-            raise Refused("busy", f"{limits.sessions_max} sessions are open, as many as there may be: try again later")
+        if not books.open_session(limits.sessions_max):
+            raise Refused("busy", f"{limits.sessions_max} sessions are open, the limit: try again later")
         self._limits, self._clock, self._books = limits, clock, books
         self._silence_s = self._work_s = 0.0
         self._closing = ExitStack()
-        self._closing.callback(books.leave)
+        self._closing.callback(books.close_session)
         try:
             self._snapshot = records.snapshot()
         except Exception as error:
@@ -215,12 +215,12 @@ class OpenSession:
             raise failed(error) from error
 
     def waited(self, silence_s: float) -> None:
-        """The peer was silent for so long: neither what the server took nor what it waited for its turn is in it."""
+        """Add a silence of the peer, which includes none of the server's own time."""
         self._silence_s += silence_s
 
     @property
     def settled(self) -> bool:
-        """Whether its time for messages is over."""
+        """Whether its time for protocol messages is over."""
         return self._silence_s > self._limits.look_silence_s_max
 
     def reconcile(self, message: bytes) -> bytes:
@@ -239,33 +239,33 @@ class OpenSession:
             raise failed(error) from error
         finally:
             self._work_s += self._clock() - began
-        assert reply is not None  # only a client's session ever ends by itself
+        assert reply is not None  # only a client's session ends by itself
         self._books.count("bytes_in", len(message))
         self._books.count("bytes_out", len(reply))
         return reply
 
     def transfer(self) -> None:
-        """Records are to be moved: `Refused` if it is too late; the snapshot goes when no message may follow."""
+        """Allow moving records, or `Refused` if it is too late; closes the snapshot if no message may follow."""
         if self._silence_s > self._limits.transfer_silence_s_max:
             raise _silent(self._limits.transfer_silence_s_max)
         if self.settled:
             self._snapshot.close()
 
     def close(self) -> None:
-        """Let go of the snapshot and the seat. May be called twice."""
+        """Release the snapshot and the place among the open sessions. May be called twice."""
         self._closing.close()
 
 
 def _silent(most_s: float) -> Refused:
-    return Refused("time", f"the session is over: its peer was silent for more than {most_s:g} s in all")
+    return Refused("time", f"the session is over: the peer was silent for more than {most_s:g} s in total")
 
 
 READ_MAX: Final = 16
-"""Records that are read at once to fill a frame: a store may hold large ones, and the last of them may not fit."""
+"""Records that are read at once to fill a frame: they may be large, and not all may fit."""
 
 
 class PeerSessions:
-    """The sessions of one connection, by name; used by any thread, one at a time."""
+    """The sessions of one connection, by name; thread-safe."""
 
     def __init__(self, records: Records, limits: ReconcileLimits, clock: Callable[[], float], books: PeerBooks) -> None:
         self._records, self._limits, self._clock, self._books = records, limits, clock, books
@@ -275,11 +275,11 @@ class PeerSessions:
 
     @property
     def over(self) -> bool:
-        """Whether the connection should be closed: it had as many errors as one may have."""
+        """Whether the connection has had too many errors, and should be closed."""
         return self._troubles >= self._limits.troubles_max
 
     def waited(self, silence_s: float) -> None:
-        """The connection was silent for so long, before whatever came next."""
+        """Add a silence of the peer to all open sessions."""
         with self._lock:
             for session in self._sessions.values():
                 session.waited(silence_s)
@@ -304,7 +304,7 @@ class PeerSessions:
 
 
 ONLY: Final = ""
-"""The name of the one session that a connection of ours has at a time."""
+"""The name of the session; a connection with our own frames has one at a time."""
 
 
 class Peer(PeerSessions):
@@ -327,11 +327,15 @@ class Peer(PeerSessions):
 
     def __init__(
         self, records: Records, limits: ReconcileLimits | None = None, clock: Callable[[], float] = time.thread_time,
-        books: PeerBooks | None = None, *, writable: bool = True, bodies: bool = True,
+        books: PeerBooks | None = None, *, writable: bool = True, bodies: bool = True, answer_bytes_max: float = inf,
     ) -> None:  # fmt: skip
-        """``clock`` is that of the CPU of a thread; ``books`` are shared by all connections of a server."""
+        """``clock`` is the CPU clock of the calling thread; ``books`` are shared by all connections of a server.
+
+        Frames of records are no larger than ``answer_bytes_max``, and a record that does not fit is sent without its
+        body: a frame that the client refuses would end its connection, and every further one at the same record.
+        """
         super().__init__(records, limits or ReconcileLimits(), clock, books or PeerBooks())
-        self._writable, self._bodies = writable, bodies
+        self._writable, self._bodies, self._answer_bytes_max = writable, bodies, answer_bytes_max
         self._fetched = self._pushed = 0
 
     def answer(self, frame: bytes) -> bytes:
@@ -347,7 +351,7 @@ class Peer(PeerSessions):
                 return self._refuse(failed(error))
 
     def expire(self) -> None:
-        """Close a session whose time is up; for a connection that goes on with something else."""
+        """Close a session whose time is up, while the connection is used for NIP-77."""
         with self._lock:
             try:
                 for session in self._sessions.values():
@@ -369,7 +373,7 @@ class Peer(PeerSessions):
         if kind not in (exchange.MESSAGE, exchange.FETCH, exchange.PUSH):
             raise Refused("bad_frame", f"0x{kind:02x} is no kind of frame that a client sends", 0)
         if session is None:
-            raise Refused("not_open", f"{chr(kind)} belongs to a session, and none is open")
+            raise Refused("not_open", f"{chr(kind)} needs an open session")
         if kind == exchange.MESSAGE:
             return bytes((exchange.MESSAGE,)) + session.reconcile(frame[1:])
         return self._fetch(session, frame) if kind == exchange.FETCH else self._push(session, frame)
@@ -387,21 +391,21 @@ class Peer(PeerSessions):
 
     def _fetch(self, session: OpenSession, frame: bytes) -> bytes:
         session.transfer()
-        records = list(self._filling(exchange.read_ids(frame, self._records.id_size)))
-        self._fetched += len(records) or 1  # to ask for nothing is work too
+        records = list(self._first_records(exchange.read_ids(frame, self._records.id_size)))
+        self._fetched += len(records) or 1  # an empty request is work too
         if self._fetched > self._limits.needs_max:
             raise Refused("needs", f"the session is over: more than {self._limits.needs_max} records were fetched")
         self._books.count("fetched", len(records))
         return exchange.write_records(exchange.RECORDS, records)
 
-    def _filling(self, ids: Sequence[bytes]) -> Iterator[Record]:
-        """The first of these records, as many as fit into a frame; at least one."""
-        room = self._limits.message_bytes_max - 1
+    def _first_records(self, ids: Sequence[bytes]) -> Iterator[Record]:
+        """The first of these records that fit into a frame; at least one."""
+        room = min(self._limits.message_bytes_max, self._answer_bytes_max) - 1
         for start in range(0, len(ids), READ_MAX):
-            some = ids[start : start + READ_MAX]
-            records = self._records.read(some) if self._bodies else [None] * len(some)
-            for number, (id, record) in enumerate(zip(some, records, strict=True), start):
-                if record is None or record.body is None:
+            chunk = ids[start : start + READ_MAX]
+            records = self._records.read(chunk) if self._bodies else [None] * len(chunk)
+            for number, (id, record) in enumerate(zip(chunk, records, strict=True), start):
+                if record is None or record.body is None or exchange.size_of(record) >= self._answer_bytes_max:
                     record = Record(0, id)
                 room -= exchange.size_of(record)
                 if room < 0 and number:

@@ -1,9 +1,9 @@
 """Records, and the stores that keep them.
 
-A record is bytes with a timestamp, and the id that both are known by: the SHA-256 of the timestamp, 8 bytes big-endian,
-and the body; of a set with shorter ids its first bytes. So whoever is sent a record can tell whether it is the one that
-was asked for, and a peer can change neither its bytes nor its position in the order unseen. A record without a body is
-an id that somebody else has the bytes of: its id is taken as it is told.
+A record is bytes with a timestamp. Its id is the SHA-256 of the timestamp (8 bytes, big-endian) and the body, cut to
+the id size of the store. So the receiver of a record can check that it is the one it asked for, and a peer can change
+neither its bytes nor its place in the order unnoticed. A record without a body is an id whose bytes are elsewhere: such
+an id cannot be checked.
 
 Stores are opened by address: ``memory://``, ``sqlite:///x.db`` or a plain file name.
 """
@@ -23,16 +23,16 @@ from onefold.stores.addresses import nothing_at, scheme_of
 
 
 class Record(NamedTuple):
-    """What two stores may each have: bytes with a time, known by their hash; `record` makes one."""
+    """Bytes with a time, known by their hash; `record` makes one."""
 
     timestamp: int
     id: bytes
     body: bytes | None = None
-    """None: the bytes are not here."""
+    """None: this store does not have the bytes."""
 
     @property
     def genuine(self) -> bool:
-        """Whether the body is there and is the one that the id names."""
+        """Whether the body is there and hashes to the id."""
         return self.body is not None and self.id == id_of(self.timestamp, self.body, len(self.id))
 
 
@@ -46,7 +46,7 @@ def id_of(timestamp: int, body: bytes, id_size: int = 32) -> bytes:
 
 
 def record(timestamp: int, body: bytes, id_size: int = 32) -> Record:
-    """A record of these bytes at that time, whole from 0 to 2^64 - 2 in a unit of yours; its id is their SHA-256.
+    """A record of these bytes; the time is a whole number from 0 to 2^64 - 2, in any unit.
 
     >>> record(5, b"a note").id.hex()[:8], record(5, b"a note") == record(5, b"a note")
     ('fe7f4f42', True)
@@ -57,16 +57,16 @@ def record(timestamp: int, body: bytes, id_size: int = 32) -> Record:
 
 
 class Snapshot(Items, Protocol):
-    """The records as they were at one moment, for one session; to be closed when that is over, once or twice."""
+    """The records as they were at one moment, for one session. Close it afterwards; ``close`` may be called twice."""
 
     def close(self) -> None: ...
 
 
 class Records(Protocol):
-    """A set of records, each known by its id, in the order of time and id.
+    """A set of records, each known by its id, ordered by time and id.
 
-    Shared by threads, and by processes if it is a file. What was added is kept when ``add`` returns, as durably as the
-    store can.
+    Safe to share among threads, and among processes if it is a file. When ``add`` returns, the records are kept as
+    durably as the store can.
     """
 
     @property
@@ -75,42 +75,42 @@ class Records(Protocol):
     def __len__(self) -> int: ...
 
     def add(self, records: Sequence[Record]) -> list[bool]:
-        """Keep these, all or none; for each whether it is new. One that is there already stays as it is.
+        """Store these records, all or none; for each, whether it is new. An existing record stays as it is.
 
-        A body is not held against its id: that is for whoever got it from somewhere. `BadInput` for an id of another
-        size, the timestamp 2^64 - 1, or two records of one id among these with different timestamps.
+        Bodies are not checked against ids: that is for the caller. `BadInput` for an id of another size, the timestamp
+        2^64 - 1, or one id with two timestamps among these records.
         """
 
     def remove(self, ids: Sequence[bytes]) -> int:
-        """Forget these; how many there were."""
+        """Delete the records with these ids; how many there were."""
 
     def read(self, ids: Sequence[bytes]) -> list[Record | None]:
-        """The records with these ids, in the same order; None for one that is not there."""
+        """The records with these ids, in the same order; None for a missing one."""
 
     def snapshot(self) -> Snapshot:
-        """The records as they are now; later changes do not show in it."""
+        """The records as they are now, without later changes."""
 
     def close(self) -> None:
-        """Let go of the store; every other call is `Misuse` from then on. May be called twice."""
+        """Release the store; every later call raises `Misuse`. May be called twice."""
 
 
 class Channel(Protocol):
-    """Bytes both ways, in whole messages and in order. `ConnectionError` when it is lost."""
+    """Whole messages both ways, in order. `ConnectionError` when the connection is lost."""
 
     def send(self, data: bytes) -> None: ...
 
     def receive(self) -> bytes:
-        """The next message of the other side; waits for it, within the limits of the channel."""
+        """The next message of the other side; blocks for as long as the channel allows."""
 
     def close(self) -> None:
-        """Say good-bye; never raises. May be called twice."""
+        """Never raises. May be called twice."""
 
 
 def open_records(address: str, id_size: int | None = None, *, make: bool = True) -> Records:
-    """The records at an address; what is not a URL is the name of a SQLite file.
+    """The records at an address: a URL, or the name of a SQLite file.
 
-    ``id_size`` is that of a new store, by default 32; to ask one that is there for another is `Misuse`. Without
-    ``make``, a file that holds no records is `Misuse`, and is left as it is.
+    ``id_size`` is for a new store, by default 32; an existing store with another size is `Misuse`. Without ``make``, a
+    file that holds no records is `Misuse`, and is not changed.
 
     >>> len(open_records("memory://"))
     0
@@ -129,7 +129,7 @@ def open_records(address: str, id_size: int | None = None, *, make: bool = True)
 
 
 def by_id(records: Iterable[Record], id_size: int) -> dict[bytes, Record]:
-    """The records, each once, of equal ids the first; `BadInput` naming one that no store may take."""
+    """The records by id, the first of each; `BadInput` that names a record that no store may take."""
     distinct: dict[bytes, Record] = {}
     for record in records:
         id = record.id.hex()
@@ -146,7 +146,7 @@ def by_id(records: Iterable[Record], id_size: int) -> dict[bytes, Record]:
 
 
 def flags(records: Sequence[Record], new: Iterable[bytes]) -> list[bool]:
-    """For each record whether it is new: of equal ones the first is."""
+    """For each record, whether it is new: of records with one new id, only the first is."""
     firsts = set(new)
     answers = []
     for record in records:
@@ -163,7 +163,7 @@ def columns_of(records: Iterable[Record], id_size: int) -> Columns:
 
 
 class MemorySnapshot(Window):
-    """All records of one moment. It shares the columns of the set, which never change: nothing is copied."""
+    """All records at one moment. It shares the immutable columns of the set: nothing is copied."""
 
     def close(self) -> None: ...
 
@@ -219,7 +219,7 @@ class MemoryRecords:
             return MemorySnapshot(self._index)
 
     def close(self) -> None:
-        """Snapshots that are open go on."""
+        """Open snapshots stay usable."""
         self._open = False
 
     def _check_open(self) -> None:

@@ -1,15 +1,15 @@
 """The server process: a store behind a websocket, for many peers at once.
 
-    GET /          a websocket: binary messages are ours (`exchange`), text is NIP-77; else what this is, as JSON
+    GET /          a websocket: binary messages are frames of `exchange`, text is NIP-77; without it, facts as JSON
     GET /healthz, /metrics
 
-Whoever asks needs the token, if there is one, but for /healthz. SIGTERM and SIGINT stop it: no more connections, what
-is in hand is answered, the store is closed. A kill does none of that: records that were acknowledged are stored, and a
-peer that comes back finds out what is still missing.
+All but /healthz need the token, if there is one. SIGTERM and SIGINT stop the server: it takes no more connections,
+answers the messages that it has, and closes the store. After a kill, acknowledged records are stored, and a peer that
+reconnects finds what is still missing.
 
-Messages of a connection are answered in order, one at a time, by threads of the server. It is read again only when the
-answer has left, so a peer has at most one message in the server's hands. Silence counts from then until its next
-message is here: not while it waits for its turn, nor while it is answered.
+The messages of a connection are answered in order, one at a time, by worker threads. The next message is read only
+when the answer has been sent, so the server holds at most one message per peer. A peer's silence is the time from then
+until its next message arrives, without the time that a message waits for a thread or is worked on.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
 from onefold.net.http import NORMAL, POLICY, RESTART, Closing, HttpServer, answer, stop_all, websocket_route
+from onefold.net.websocket import REPLY_BYTES_MAX
 from onefold.reconcile import exchange
 from onefold.reconcile.nip77 import Subscriptions
 from onefold.reconcile.peer import Peer, PeerBooks, ReconcileLimits
@@ -41,9 +42,9 @@ from onefold.reconcile.records import Records
 PREFIX: Final = "onefold_reconcile"
 COUNTERS: Final = {
     "sessions": "Sessions that were opened.",
-    "bytes_in": "Bytes of messages that came in.",
-    "bytes_out": "Bytes of messages that went out.",
-    "fetched": "Records that were asked for and answered.",
+    "bytes_in": "Bytes of messages received.",
+    "bytes_out": "Bytes of messages sent.",
+    "fetched": "Records that were fetched.",
 }
 
 
@@ -53,34 +54,34 @@ def reconcile_metrics(books: PeerBooks, connections: int) -> Iterator[Metric]:
     for name, text in COUNTERS.items():
         yield CounterMetricFamily(f"{PREFIX}_{name}", text, books.of(name))
     tally = books.pushed()
-    yield CounterMetricFamily(f"{PREFIX}_arrived", "Records that came to be stored.", tally.received)
-    yield GaugeMetricFamily(f"{PREFIX}_pending", "Records that came and have no outcome; 0 at rest.", tally.pending)
-    pushed = CounterMetricFamily(f"{PREFIX}_pushed", "Records that were pushed, by outcome.", labels=["outcome"])
+    yield CounterMetricFamily(f"{PREFIX}_arrived", "Pushed records that arrived.", tally.received)
+    yield GaugeMetricFamily(f"{PREFIX}_pending", "Pushed records without an outcome; 0 at rest.", tally.pending)
+    pushed = CounterMetricFamily(f"{PREFIX}_pushed", "Pushed records by outcome.", labels=["outcome"])
     for verdict, reason in (*exchange.OUTCOMES, exchange.NOT_TAKEN):
         pushed.add_metric([reason], tally.count(verdict, reason))
     yield pushed
-    errors = CounterMetricFamily(f"{PREFIX}_errors", "Errors that peers were told, by name.", labels=["error"])
+    errors = CounterMetricFamily(f"{PREFIX}_errors", "Errors sent to peers, by name.", labels=["error"])
     for name, count in sorted(books.troubles().items()):
         errors.add_metric([name], count)
     yield errors
 
 
 THREADS: Final = 4
-"""At work at the same time. More would only take turns at the interpreter's lock, and keep the event loop from it."""
+"""More would only compete for the interpreter's lock, also with the event loop."""
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Account:
     used_s: float = 0.0
-    """What one peer has used."""
+    """Seconds of the threads that one peer has used."""
 
 
 class AnswerTurns:
-    """Threads for the work of many peers: of those who wait, whoever has used least is next.
+    """Threads shared by many peers: of the waiting peers, the one that has used least time is next.
 
-    A message can be made so that it takes a tenth of a second to answer: whoever sends many of these waits behind those
-    who do not. Lives on one event loop.
+    A message can be crafted to take a tenth of a second to answer: a peer that sends many of these waits behind the
+    others. To be used on one event loop.
     """
 
     def __init__(self, threads: int = THREADS) -> None:
@@ -97,7 +98,7 @@ class AnswerTurns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # called and cancelled at once: the turn is somebody else's
+            if turn.done() and not turn.cancelled():  # called and cancelled at once: pass the turn on
                 self._free += 1
                 self._call_next()
             raise
@@ -110,11 +111,11 @@ class AnswerTurns:
             self._call_next()
 
     async def off(self, call: Callable[..., T], *values: Any) -> T:
-        """Call it in a thread, at once: for what takes no time."""
+        """Call it in a thread without waiting for a turn: for short calls."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *values)
 
     def close(self) -> None:
-        """Wait for what is in hand; nothing else is begun."""
+        """Wait for the calls that are running; no other is started."""
         self._pool.shutdown()
 
     def _call_next(self) -> None:
@@ -131,7 +132,7 @@ class PeerConnection:
         self._receive, self._send, self._abort, self._limits = receive, send, abort, settings.limits
         self._account = Account()
         common = server.records, settings.limits, time.thread_time, server.books
-        self._peer = Peer(*common, writable=settings.writable, bodies=settings.bodies)
+        self._peer = Peer(*common, writable=settings.writable, bodies=settings.bodies, answer_bytes_max=REPLY_BYTES_MAX)
         self._subscriptions = Subscriptions(*common)
         self._waiting: asyncio.Timeout | None = None
         self._stopped = False
@@ -139,7 +140,7 @@ class PeerConnection:
     def stop(self) -> None:
         self._stopped = True
         if self._waiting is not None:
-            with contextlib.suppress(RuntimeError):  # its time was up at this very moment
+            with contextlib.suppress(RuntimeError):  # the timeout has just expired
                 self._waiting.reschedule(0)
 
     async def run(self) -> None:
@@ -151,19 +152,19 @@ class PeerConnection:
             self._books.trouble("unread")
             self._abort()
         except (RuntimeError, OSError):
-            pass  # uvicorn's ways to say that the other side has gone
+            pass  # how uvicorn says that the client has disconnected
         finally:
             await asyncio.shield(self._turns.off(self._close))
 
     async def _serve(self) -> tuple[int, str] | None:
-        """How it ends; None: the other side went."""
+        """The close code and reason; None if the client has disconnected."""
         now = asyncio.get_running_loop().time
         while not self._stopped:
             began = now()
             try:
                 async with asyncio.timeout(self._limits.idle_s) as self._waiting:
                     message = await self._receive()
-            except TimeoutError:  # nothing came in time, or `stop` wants nothing more
+            except TimeoutError:  # idle for too long, or `stop` was called
                 break
             finally:
                 self._waiting = None
@@ -177,10 +178,10 @@ class PeerConnection:
         if self._stopped:
             return RESTART, "the server is shutting down"
         self._books.trouble("idle")
-        return NORMAL, f"idle: nothing was heard for {self._limits.idle_s:g} s"
+        return NORMAL, f"idle for {self._limits.idle_s:g} s"
 
     def _answer(self, message: Message, silence_s: float) -> dict[str, Any] | None:
-        """In a thread: what to send, if anything."""
+        """The message to send, if any; called in a thread."""
         self._peer.waited(silence_s)
         self._subscriptions.waited(silence_s)
         self._subscriptions.expire()
@@ -204,21 +205,21 @@ PORT: Final = 7657
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconcileSettings:
-    """Where a server listens, who may ask, and what a peer may cost. Beyond loopback a token is needed."""
+    """Where a server listens, its token and limits. Beyond loopback a token is required."""
 
     host: str = "127.0.0.1"
     port: int = PORT
-    """0: any that is free."""
+    """0: any free port."""
     token: str | None = field(default=None, repr=False)
     writable: bool = True
-    """Whether records are taken, or only given."""
+    """Whether peers may push records."""
     bodies: bool = True
-    """Whether the store has the bytes of its records, or knows ids alone."""
+    """Whether the store has the bytes of its records; false: only ids."""
     limits: ReconcileLimits = field(default_factory=ReconcileLimits)
 
 
 class ReconcileServer(HttpServer):
-    """Serves a store of records until it is stopped; then closes it."""
+    """Serves a store of records until it is stopped, then closes the store."""
 
     name = "reconcile"
 
@@ -237,7 +238,7 @@ class ReconcileServer(HttpServer):
             self.records.close()
 
     async def serve(self) -> None:
-        """Answer until the end; every peer gets the answer to what it sent, and is told that this is the end."""
+        """Serve until stopped; every peer gets the answer to its last message, and a close code."""
         limits = self.settings.limits
         try:
             await self.answer(
@@ -249,7 +250,7 @@ class ReconcileServer(HttpServer):
             )
         finally:
             self.turns.close()
-        self.books.pushed().check()  # all was answered: what came has a verdict, or it was lost in here
+        self.books.pushed().check()  # all is answered: a record without a verdict was lost in the server
 
     async def _about(self, request: Request) -> Response:
         what = "negentropy over a websocket: finds what two stores lack of each other"

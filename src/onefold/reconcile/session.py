@@ -1,9 +1,9 @@
-"""One reconciliation between two sides: bytes in, bytes out, and on the client what either side lacks.
+"""One reconciliation between two sides: bytes in, bytes out; the client learns what each side lacks.
 
-The client *initiates*: it splits its records into ranges and sends a fingerprint of each. Whoever gets a fingerprint
-that differs from its own splits that range further, until a range has so few records that their ids can be listed; a
-list settles its range. After about log16(records) / 2 round trips the client knows every id that one side has and the
-other has not. The server knows nothing, and remembers nothing.
+The client *initiates*: it splits its records into ranges and sends a fingerprint of each. A side that receives a
+fingerprint that differs from its own splits that range further, until a range has so few records that their ids can be
+listed; a list settles its range. After about log16(records) / 2 round trips the client knows every id that only one
+side has. The server learns nothing, and keeps no state between messages.
 
     client = Session(items)                    server = Session(other_items)
     message = client.initiate()
@@ -11,15 +11,15 @@ other has not. The server knows nothing, and remembers nothing.
         reply, _, _ = server.reconcile(message)
         message, have, need = client.reconcile(reply)
 
-A message that breaks the protocol raises a `Violation`, one too many a `SessionLimit`; the session is as it was before.
-Records are seen as they were when the session was made.
+A message that breaks the protocol raises a `Violation`, one over a limit a `SessionLimit`; both leave the session as
+it was. A session sees the records as they were when it was created.
 
-With a frame limit each side sends what fits. The client keeps the other ranges for later. The server puts the rest of
-what was asked into one last range, from the last bound that was *written*: its fingerprint, or an empty list if it has
+With a frame limit each side sends what fits. The client keeps the other ranges for later. The server covers the rest
+of the question with one last range, from the last bound that it *wrote*: a fingerprint, or an empty list if it has
 nothing there. If the rest agrees the client drops it, else it asks again.
 
 Cost: per message a few dozen numpy operations over all its ranges, the hash of each fingerprint, and a short loop over
-the ranges that arrive; nothing per record but for ids that are listed.
+the ranges received; nothing per record except for listed ids.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from onefold.reconcile.codec import Mode, Ranges, Violation
 from onefold.reconcile.items import Bounds, Flags, Ints, Items, Limbs, Rows, Stamps, flagged
 
 SPLIT: Final = 16
-"""Into how many ranges one whose fingerprints differ is cut; as published."""
+"""The number of pieces that a differing range is cut into; as published."""
 LIST_BELOW: Final = 32
-"""A range of fewer records is sent as a list of their ids; as published."""
+"""A range of fewer records is sent as a list of ids; as published."""
 WIRES: Final = {"v1": codec.V1, "xor": codec.XOR}
-NOBODY: Final = -1
+NO_MATCH: Final = -1
 BEGINNING_BITS_MIN: Final = 16
 
 
@@ -55,18 +55,18 @@ def frame_size_min(wire: str) -> int:
 
 
 class SessionLimit(BadInput):
-    """The session reached one of its limits, which is named; it is over."""
+    """The session reached a limit, which is named, and is over."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one session may cost, whatever the peer sends. Time is the caller's to limit; an engine has no clock.
+    """What one session may cost, whatever the peer sends. Time is for the caller to limit: an engine has no clock.
 
-    An honest session has few rounds: the logarithm of the records, and what frame limits force. Two forced rounds carry
-    a frame in one direction, so every quarter of the smallest frame (v1: 1,024 bytes, xor: 256) allows one more round.
+    An honest session has few rounds: the logarithm of the records, and those that frame limits force. Two forced rounds
+    carry at least one frame, so every quarter of the smallest frame (v1: 1,024 bytes, xor: 256) allows one more round.
     """
 
-    rounds_max: int = 64  # a billion records need 8; the rest is for peers that split otherwise
+    rounds_max: int = 64  # a billion records need 8; the rest is for peers that split differently
     bytes_max: int = 1 << 30  # both directions; a million records that all differ take 64 MB
     needs_max: int = 10_000_000  # a list of 32-byte ids of that length is 320 MB
 
@@ -78,7 +78,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a session has cost until now, to be held against its `Limits`."""
+    """What a session has cost so far, to be checked against its `Limits`."""
 
     rounds: int = 0
     bytes_in: int = 0
@@ -86,7 +86,7 @@ class Spent:
     needs: int = 0
 
     def received(self, size: int, limits: Limits, frame_size_min: int = codec.FRAME_SIZE_MIN) -> Spent:
-        """With one more message from the peer, whose frames are no smaller; SessionLimit if that is too much."""
+        """After one more message from the peer, whose frame limit is at least this; SessionLimit if it is too much."""
         passed = self.bytes_in + size + self.bytes_out
         if passed > limits.bytes_max:
             raise SessionLimit(f"the session is over: {passed} bytes passed, bytes_max is {limits.bytes_max}")
@@ -99,10 +99,10 @@ class Spent:
         return replace(self, rounds=self.rounds + 1, bytes_in=self.bytes_in + size)
 
     def found(self, needs: int, limits: Limits) -> Spent:
-        """With so many more ids that we lack; SessionLimit if these are too many."""
+        """After so many more ids that we lack; SessionLimit if there are too many."""
         needs += self.needs
         if needs > limits.needs_max:
-            text = f"the session is over: the peer told {needs} ids, needs_max is {limits.needs_max}"
+            text = f"the session is over: the peer named {needs} ids that we lack, needs_max is {limits.needs_max}"
             raise SessionLimit(text, needs=needs)
         return replace(self, needs=needs)
 
@@ -115,8 +115,8 @@ class Setting:
     """The records, the wire and the sizes of a session, checked once.
 
     ``split`` and ``list_below`` are 16 and 32 as in the published implementations: more pieces mean fewer rounds and
-    more bytes. An empty fingerprint would match an empty range elsewhere and say nothing, so every piece must get a
-    record: ``list_below`` is at least ``split``.
+    more bytes. The fingerprint of an empty range would match any other empty range, so every piece must get a record:
+    ``list_below`` is at least ``split``.
     """
 
     items: Items
@@ -127,7 +127,7 @@ class Setting:
     list_below: int
 
     def checked(self) -> Setting:
-        """The same, with lists no longer than a frame has room for; `Misuse` if it cannot be played."""
+        """The setting, with lists no longer than a frame has room for; `Misuse` if the values do not fit together."""
         self.wire.check(self.items.id_size)
         if self.reply not in ("sparse", "full"):
             raise Misuse(f"reply is {self.reply!r}, must be 'sparse' or 'full'", reply=self.reply)
@@ -151,7 +151,7 @@ class Setting:
 
     @property
     def room(self) -> int:
-        """How many bytes of a frame are for ranges, if the rest of the universe has to be added; 0: no limit."""
+        """The bytes of a frame for ranges, if a last range for the rest has to fit too; 0: no limit."""
         if not self.frame_size_max:
             return 0
         return self.frame_size_max - len(self.wire.head) - codec.HEAD_MAX - self.fingerprint_size
@@ -159,7 +159,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Listed:
-    """The ids of many ranges, one range after another: how many each has."""
+    """The ids of many ranges, concatenated, and how many each range has."""
 
     ids: Rows
     counts: Ints
@@ -178,17 +178,17 @@ class Listed:
 
 
 def match(ours: Listed, theirs: Listed) -> tuple[Ints, Ints, list[int]]:
-    """Pair the ids of both sides that are equal and in the same range, for all lists of a message at once.
+    """Pair equal ids of both sides in the same range, for all lists of a message at once.
 
-    For each of our ids the position of its equal among theirs, or NOBODY; the other way round; and of ids that they
-    list twice in one range the positions of the second ones.
+    Returns, for each of our ids, the position of its equal among theirs, or NO_MATCH; the same for theirs; and the
+    positions of ids that they list a second time in one range.
 
-    Each id becomes one number: its range, the beginning of the id, whose it is, its position. Sorted, equal ids of both
-    sides are neighbours; they are then compared whole. Where the beginnings of different ids of one range are alike, by
-    chance, by malice or because lists are very long, that range is *crowded* and matched by a dictionary: slower, and
-    as exact. Cost: one sort of numbers; 0.1 microseconds per id.
+    Each id becomes one number: its range, its first bits, its side, its position. After sorting, equal ids of both
+    sides are neighbours; they are then compared whole. Where different ids of one range have equal first bits, by
+    chance, by malice or because lists are very long, that range is *crowded* and matched by a dictionary: slower, but
+    just as exact. Cost: one sort of numbers; 0.1 microseconds per id.
     """
-    of_ours, of_theirs = (np.full(len(listed.ids), NOBODY, dtype=np.int64) for listed in (ours, theirs))
+    of_ours, of_theirs = (np.full(len(listed.ids), NO_MATCH, dtype=np.int64) for listed in (ours, theirs))
     if not len(theirs.ids):
         return of_ours, of_theirs, []
     range_bits = max(1, (len(ours.counts) - 1).bit_length())
@@ -207,7 +207,7 @@ def match(ours: Listed, theirs: Listed) -> tuple[Ints, Ints, list[int]]:
 
 
 def _pairs(ours: Listed, theirs: Listed, range_bits: int, place_bits: int) -> tuple[Ints, Ints, Ints]:
-    """Positions of ours and of theirs that look alike, and the ranges that are crowded."""
+    """Positions of our and their ids with equal first bits, and the ranges that are crowded."""
     below = np.uint64(place_bits + 1)
 
     def keys_of(listed: Listed, side: int) -> Limbs:
@@ -217,40 +217,40 @@ def _pairs(ours: Listed, theirs: Listed, range_bits: int, place_bits: int) -> tu
 
     keys = np.concatenate([keys_of(ours, 0), keys_of(theirs, 1 << place_bits)])
     keys.sort()
-    alike = (keys[1:] ^ keys[:-1]) >> below == 0
+    same = (keys[1:] ^ keys[:-1]) >> below == 0
     side = (keys >> np.uint64(place_bits)).astype(np.uint8) & 1
-    pair = alike & (side[:-1] < side[1:])
-    odd = alike & ~pair
-    odd[1:] |= alike[1:] & alike[:-1]
-    crowded = np.unique(keys[:-1][odd] >> np.uint64(64 - range_bits)).astype(np.int64)
+    pair = same & (side[:-1] < side[1:])
+    ambiguous = same & ~pair
+    ambiguous[1:] |= same[1:] & same[:-1]
+    crowded = np.unique(keys[:-1][ambiguous] >> np.uint64(64 - range_bits)).astype(np.int64)
     first, mask = flagged(pair), np.uint64((1 << place_bits) - 1)
     return (keys[first] & mask).astype(np.int64), (keys[first + 1] & mask).astype(np.int64), crowded
 
 
 def _match_by_dictionary(ours: Listed, theirs: Listed, of_ours: Ints, of_theirs: Ints, ranges: Ints) -> list[int]:
-    """Match these ranges id by id, over whatever was paired before; which of their ids are there twice."""
+    """Match these ranges id by id, replacing earlier pairs; the positions of their ids that are there twice."""
     twice: list[int] = []
     for number in ranges.tolist():
         start, end = ours.span(number)
-        of_ours[start:end] = NOBODY
+        of_ours[start:end] = NO_MATCH
         positions: dict[bytes, int] = {}
         for position in range(*theirs.span(number)):
-            of_theirs[position] = NOBODY
+            of_theirs[position] = NO_MATCH
             if positions.setdefault(theirs.ids[position].tobytes(), position) != position:
                 twice.append(position)
         beginnings = theirs.ids[slice(*theirs.span(number)), :8].view(np.uint64)[:, 0]
         likely = np.isin(ours.ids[start:end, :8].view(np.uint64)[:, 0], beginnings)
         for mine in (flagged(likely) + start).tolist():
-            partner = positions.get(ours.ids[mine].tobytes(), NOBODY)
+            partner = positions.get(ours.ids[mine].tobytes(), NO_MATCH)
             of_ours[mine] = partner
-            if partner != NOBODY:
+            if partner != NO_MATCH:
                 of_theirs[partner] = mine
     return twice
 
 
 @dataclass(frozen=True)
 class Lists:
-    """The lists of a message: our records in their ranges, their ids, and which of them are the same (`match`)."""
+    """The lists of a message: our records in their ranges, the peer's ids, and which are equal (`match`)."""
 
     ranges: Ranges
     stamps: Stamps
@@ -262,7 +262,7 @@ class Lists:
 
 @dataclass(frozen=True)
 class Received:
-    """A peer's message, beside our own records: its ranges with our ranks."""
+    """A peer's message: its ranges, with the ranks of our own records in them."""
 
     setting: Setting
     incoming: codec.Incoming
@@ -281,7 +281,7 @@ class Received:
         return flagged(self.ranges.modes == mode)
 
     def differing(self) -> Ints:
-        """Which ranges have a fingerprint that is not ours."""
+        """The ranges with a fingerprint that differs from ours."""
         which = self.of_mode(Mode.FINGERPRINT)
         if not len(which):
             return which
@@ -289,7 +289,7 @@ class Received:
         return np.asarray(which[items.texts(ours) != items.texts(self.incoming.fingerprints(which))])
 
     def lists(self, which: Ints) -> Lists:
-        """The lists of these ranges, compared with our ids in them; Violation if one has an id twice."""
+        """The lists of these ranges, matched with our ids; Violation if a list has an id twice."""
         ids, counts, ends = self.incoming.id_lists(which)
         ranges = self.ranges.take(which)
         stamps, our_ids = self.setting.items.rows(items.spans(ranges.first, ranges.last))
@@ -299,7 +299,7 @@ class Received:
             number = int(theirs.ranges[twice[0]])
             behind = int(counts[: number + 1].sum() - twice[0])
             offset = int(ends[number]) - behind * self.setting.items.id_size
-            raise Violation("a list with an id that is in it already", offset)
+            raise Violation("an id that is in its list twice", offset)
         return Lists(ranges, stamps, ours, theirs, of_ours, of_theirs)
 
     def ids(self, rows: Rows) -> list[bytes]:
@@ -307,34 +307,34 @@ class Received:
 
 
 class Slots:
-    """The slots that hold ids of one side only: each between two neighbours that both have, or at the end of a range.
+    """The slots that hold ids of one side only; a slot lies between two ids that both sides have, or at a range's end.
 
-    The sparse reply lists our ids in these slots alone, though the wire has no word for it: v1 answers a list with a
-    list, but a range may be answered in pieces, and where both sides agree the server skips. So the reply grows with
-    the differences, not with the records.
+    The sparse reply lists our ids in these slots alone. The wire has no mode for that, but a range may be answered in
+    pieces: lists where the sides differ, and a Skip where they agree. So the reply grows with the differences, not
+    with the records.
 
-    The difficulty: a listed id comes without its timestamp. The server knows those of the ids that both have, and that
-    the list is in order. Say C is listed, unknown to the server, between P and Q that both have; C's timestamp is then
-    somewhere from P's to Q's. Two short bounds enclose it all the same:
+    The difficulty: a listed id comes without its timestamp. The server knows the timestamps of the ids that both have,
+    and that the list is sorted. Say C is listed, unknown to the server, between P and Q that both have; C's timestamp
+    is then somewhere from P's to Q's. Two short bounds still enclose it:
 
-        above P, not above C:   C's id > P's id: P's timestamp and C's id, as far as it differs from P's;
+        above P, not above C:   C's id > P's id: P's timestamp and C's id up to the first byte that differs from P's;
                                 else C is later than P: P's timestamp + 1
-        above C, not above Q:   C's id < Q's id: Q's timestamp and Q's id, as far as it differs from C's;
+        above C, not above Q:   C's id < Q's id: Q's timestamp and Q's id up to the first byte that differs from C's;
                                 else C is earlier than Q: Q's timestamp
 
-    Records of the server between P and Q have timestamps, and ordinary bounds. The lower one of the lower bounds and
-    the higher one of the upper bounds enclose both kinds.
+    The server's own records between P and Q have timestamps, and ordinary bounds. The lower of the two lower bounds
+    and the higher of the two upper bounds enclose both kinds.
     """
 
     def __init__(self, lists: Lists) -> None:
         count = len(lists.ranges)
-        ours, theirs = flagged(lists.of_ours == NOBODY), flagged(lists.of_theirs == NOBODY)
+        ours, theirs = flagged(lists.of_ours == NO_MATCH), flagged(lists.of_theirs == NO_MATCH)
         self.lists = lists
-        self.common = flagged(lists.of_ours != NOBODY)
-        """Our positions of the ids that both have."""
-        # Slot s of range r has s - r common ids before it: every range has one slot more than common ids.
-        our_slots = np.cumsum(lists.of_ours != NOBODY)[ours] + lists.ours.ranges[ours]
-        their_slots = np.cumsum(lists.of_theirs != NOBODY)[theirs] + lists.theirs.ranges[theirs]
+        self.common = flagged(lists.of_ours != NO_MATCH)
+        """Our positions of the ids that both sides have."""
+        # Slot s of range r has s - r common ids before it, as every range has one slot more than common ids.
+        our_slots = np.cumsum(lists.of_ours != NO_MATCH)[ours] + lists.ours.ranges[ours]
+        their_slots = np.cumsum(lists.of_theirs != NO_MATCH)[theirs] + lists.theirs.ranges[theirs]
         used = np.zeros(len(self.common) + count, dtype=np.bool_)
         used[our_slots] = used[their_slots] = True
         slots = flagged(used)
@@ -342,13 +342,13 @@ class Slots:
         self.number = np.cumsum(commons + 1).searchsorted(slots, side="right")
         """The range of each slot."""
         self.before = slots - self.number
-        """How many common ids lie before each slot: its neighbours are this one less 1, and this one."""
+        """How many common ids lie before each slot: its neighbours are common ids number before - 1 and before."""
         common_ends = commons.cumsum()
         self.bounded_below = self.before > (common_ends - commons)[self.number]
         self.bounded_above = self.before < common_ends[self.number]
-        self.theirs_first, self.theirs_last = (np.full(len(slots), NOBODY, dtype=np.int64) for _ in range(2))
+        self.theirs_first, self.theirs_last = (np.full(len(slots), NO_MATCH, dtype=np.int64) for _ in range(2))
         where = slots.searchsorted(their_slots)
-        self.theirs_last[where] = theirs  # of several assignments to one position the last one stays
+        self.theirs_last[where] = theirs  # of several assignments to one position, numpy keeps the last
         self.theirs_first[where[::-1]] = theirs[::-1]
         # The ranks of our records in each slot.
         self.first, self.last = lists.ranges.first[self.number].copy(), lists.ranges.last[self.number].copy()
@@ -358,23 +358,24 @@ class Slots:
         self.last[above] = self.common[self.before[above]] + shift[above]
 
     def bounds(self, lower: bool) -> Bounds:
-        """Where each slot begins (or ends): between the neighbour and all in the slot, or where its range does."""
+        """The lower (or upper) bound of each slot: between its neighbour and its ids, or the bound of its range."""
         lists, slots = self.lists, flagged(self.bounded_below if lower else self.bounded_above)
         neighbour = self.common[self.before[slots] - (1 if lower else 0)]
         bounds = (lists.ranges.lower if lower else lists.ranges.upper).take(self.number)
         chosen = bounds.take(slots)
-        ours = self.last[slots] > self.first[slots]  # slots with records of ours
+        ours = self.last[slots] > self.first[slots]  # slots that hold our records
         if ours.any():
             at = neighbour[ours] + (0 if lower else -1)
             below, above = ((lists.stamps[i], lists.ours.ids.take(i, axis=0)) for i in (at, at + 1))
             chosen.put(ours, Bounds.between(below, above))
         theirs_at = (self.theirs_first if lower else self.theirs_last)[slots]
-        listed = theirs_at != NOBODY
+        listed = theirs_at != NO_MATCH
         ids = lists.theirs.ids.take(theirs_at[listed], axis=0)
         stamps, neighbours = lists.stamps[neighbour[listed]], lists.ours.ids.take(neighbour[listed], axis=0)
         same_time = items.texts(ids) > items.texts(neighbours) if lower else items.texts(ids) < items.texts(neighbours)
         lengths = np.where(same_time, items.firsts_differ(neighbours, ids) + 1, 0)
-        theirs = Bounds.begun(stamps + ~same_time, ids, lengths) if lower else Bounds.begun(stamps, neighbours, lengths)
+        stamps, ids = (stamps + ~same_time, ids) if lower else (stamps, neighbours)
+        theirs = Bounds.prefixes(stamps, ids, lengths)
         mine = chosen.take(listed)
         better = mine.below(theirs) if lower else theirs.below(mine)
         chosen.put(listed, Bounds.choose(ours[listed] & better, mine, theirs))
@@ -383,10 +384,10 @@ class Slots:
 
 
 def sparse_reply(lists: Lists) -> tuple[Ranges, Ints]:
-    """Our ids where the two sides differ; and of each result, which list it answers. See `Slots`."""
+    """Our ids where the two sides differ; and for each result the list that it answers. See `Slots`."""
     slots = Slots(lists)
     lower, upper, source = slots.bounds(lower=True), slots.bounds(lower=False), slots.number
-    wrong = np.zeros(len(lists.ranges), dtype=np.bool_)  # a list that cannot be in order is answered whole
+    wrong = np.zeros(len(lists.ranges), dtype=np.bool_)  # lists that cannot be sorted; these are answered in full
     wrong[lists.ours.ranges[slots.common[1:]][np.diff(lists.of_ours[slots.common]) < 0]] = True
     wrong[source[~lower.below(upper)]] = True
     replies = Ranges(lower, upper, np.zeros(len(source), np.uint8), slots.first, slots.last).as_lists()
@@ -402,17 +403,17 @@ def sparse_reply(lists: Lists) -> tuple[Ranges, Ints]:
 def xor_reply(setting: Setting, lists: Lists) -> tuple[Ranges, Ints]:
     """A Response to each list: the ids that only we have, and a bit for each listed id that we lack.
 
-    The bits begin with the lowest of the first byte; bytes behind the last set bit are left out. A Response that is too
-    long for a frame becomes a list of ours, or is split.
+    The bits begin with the lowest of the first byte; bytes after the last set bit are left out. A Response that is too
+    long for a frame becomes a list of our ids, or fingerprints of its pieces.
     """
     ranges, count, id_size = lists.ranges, len(lists.ranges), setting.items.id_size
-    ours, theirs = flagged(lists.of_ours == NOBODY), flagged(lists.of_theirs == NOBODY)
+    ours, theirs = flagged(lists.of_ours == NO_MATCH), flagged(lists.of_theirs == NO_MATCH)
     haves = np.bincount(lists.ours.ranges[ours], minlength=count)
     ids = lists.ours.ids[ours, :id_size].tobytes()
     number = lists.theirs.ranges[theirs]
     position = theirs - lists.theirs.starts[number]
     sizes = np.zeros(count, dtype=np.int64)
-    sizes[number] = position // 8 + 1  # of several assignments to one position the last one stays
+    sizes[number] = position // 8 + 1  # of several assignments to one position, numpy keeps the last
     starts = sizes.cumsum() - sizes
     bits = np.zeros(int(sizes.sum()), dtype=np.uint8)
     np.bitwise_or.at(bits, starts[number] + position // 8, np.left_shift(1, position % 8).astype(np.uint8))
@@ -438,7 +439,7 @@ def xor_reply(setting: Setting, lists: Lists) -> tuple[Ranges, Ints]:
 
 
 def answer(setting: Setting, message: bytes) -> bytes:
-    """The server's reply to a message; nothing is remembered."""
+    """The server's reply to a message; stateless."""
     head, start = setting.wire.head, setting.wire.body(message, initiator=False)
     if start is None:
         return head
@@ -462,12 +463,12 @@ def answer(setting: Setting, message: bytes) -> bytes:
 
 
 def _replies(received: Received) -> tuple[Ranges, bool]:
-    """What there is to answer, in order, and whether that is all; if not, it is more than fits into a frame."""
+    """The ranges of the reply, in order, and whether they are complete; if not, they are more than a frame takes."""
     setting, room, id_size = received.setting, received.setting.room, received.setting.items.id_size
     differing, which, complete = received.differing(), received.of_mode(Mode.ID_LIST), True
     if room:
-        # Hardly more than a frame can take, so that a short message cannot make us look at all our records: a list
-        # that lacks more of ours than fit into a frame is split like a fingerprint that differs.
+        # Little more than a frame can take, so that a short message cannot make us read all our records: a list that
+        # lacks more of our ids than a frame takes is split like a fingerprint that differs.
         sizes = received.ranges.sizes()
         lacking = np.maximum(sizes[which] - received.incoming.counts(which), 0) * id_size
         huge = lacking > room
@@ -498,10 +499,10 @@ def _replies(received: Received) -> tuple[Ranges, bool]:
 class Answers:
     """A message of the server, as the answer to the ranges that the client asked about.
 
-    Inside them a list tells what either side lacks, a fingerprint that differs is split and asked about again, and what
-    is skipped agrees. What reaches over several of them can only be the rest that did not fit into the server's frame:
-    if it differs they are asked again as they were, so nothing is found twice. A list for what was never asked is
-    refused.
+    Inside an asked range, a list says what each side lacks, a fingerprint that differs is split and asked about again,
+    and what is skipped agrees. A range that covers several asked ones can only be the rest that did not fit into the
+    server's frame: if it differs, the client asks for them again unchanged, so nothing is reported twice. A list for
+    a range that was not asked about is refused.
     """
 
     received: Received
@@ -509,28 +510,29 @@ class Answers:
     start: Ints
     end: Ints
     inside: Flags
-    """For each range of the message, which of the asked ones it touches, and whether it lies inside them."""
+    """For each range of the message: the asked ranges from ``start`` to ``end`` overlap it, and does it lie inside?"""
 
     @staticmethod
     def of(received: Received, questions: Ranges) -> Answers:
         rows = np.zeros(len(received.ranges), dtype=np.int64)
-        which = flagged(received.ranges.modes)  # a Skip tells nothing
+        which = flagged(received.ranges.modes)  # all but Skips
         if not len(which):
             return Answers(received, questions, rows, rows, rows > 0)
         lower, upper = received.ranges.lower.take(which), received.ranges.upper.take(which)
         begins, ends = (items.Columns(bounds.timestamps, bounds.ids) for bounds in (questions.lower, questions.upper))
         start, end = ends.find(lower), begins.find(upper)
-        # One that ends where the range begins is not touched.
+        # A question that ends where the range begins does not overlap it.
         start += questions.upper.take(np.minimum(start, len(questions) - 1)).equal(lower)
         first, last = np.minimum(start, len(questions) - 1), np.maximum(end - 1, 0)
         apart = ~questions.lower.take(slice(1, None)).equal(questions.upper.take(slice(0, -1)))
         holes = np.concatenate(([0], apart.cumsum()))
         inside = (end > start) & (holes[first] == holes[last])
         inside &= ~(lower.below(questions.lower.take(first)) | questions.upper.take(last).below(upper))
-        rows[which] = np.arange(len(which))  # Skips share the first row, which nobody looks up for them
+        rows[which] = np.arange(len(which))  # Skips share the first row, which is never used for them
         return Answers(received, questions, start[rows], end[rows], inside[rows])
 
     def next(self) -> Ranges:
+        """The ranges to ask about next; empty if all is settled."""
         setting, differing = self.received.setting, self.received.differing()
         one = self.inside[differing] & (self.end[differing] - self.start[differing] == 1)
         ranges = self.received.ranges.take(differing[one])
@@ -542,7 +544,7 @@ class Answers:
         return Ranges.join([pieces, again]).take(order)
 
     def _clipped(self, which: Ints) -> tuple[Ranges, Ints]:
-        """The asked ranges that these ranges of the message touch, as far as they do; and which touches which."""
+        """The asked ranges that overlap these ranges of the message, clipped to them; and the range of each."""
         counts = np.maximum(self.end[which] - self.start[which], 0)
         source = which.repeat(counts)
         ours = self.questions.take(items.spans(self.start[which], self.start[which] + counts))
@@ -557,40 +559,40 @@ class Answers:
         received, which = self.received, self.received.of_mode(Mode.ID_LIST)
         if not len(which):
             return [], []
-        strange = which[~self.inside[which]]
-        if len(strange):  # an empty one may be the rest, which reaches over what was not asked
-            empty = received.incoming.id_lists(strange)[1] == 0
+        outside = which[~self.inside[which]]
+        if len(outside):  # an empty list may be the rest, which may cover ranges that were not asked about
+            empty = received.incoming.id_lists(outside)[1] == 0
             if not empty.all():
-                offset = int(received.incoming.starts[strange[~empty][0]])
+                offset = int(received.incoming.starts[outside[~empty][0]])
                 raise Violation("a list of ids for a range that was not asked about", offset)
         lists = received.lists(which[self.inside[which]])
-        have = received.ids(lists.ours.ids[lists.of_ours == NOBODY])
-        need = received.ids(lists.theirs.ids[lists.of_theirs == NOBODY])
-        if len(strange):
-            rest, _ = self._clipped(strange)
+        have = received.ids(lists.ours.ids[lists.of_ours == NO_MATCH])
+        need = received.ids(lists.theirs.ids[lists.of_theirs == NO_MATCH])
+        if len(outside):
+            rest, _ = self._clipped(outside)
             have += received.ids(received.setting.items.rows(items.spans(rest.first, rest.last))[1])
         return have, need
 
     def from_responses(self) -> tuple[list[bytes], list[bytes]]:
-        """The same by the server's Responses: xor only."""
+        """The same from the server's Responses: xor only."""
         received, which = self.received, self.received.of_mode(Mode.RESPONSE)
         if not len(which):
             return [], []
         message, starts = received.incoming.message, received.incoming.starts[which]
         replies = received.ranges.take(which)
-        own = self.questions.take(np.minimum(self.start[which], len(self.questions) - 1))
-        exact = own.lower.equal(replies.lower) & own.upper.equal(replies.upper) & (own.modes == Mode.ID_LIST)
+        asked = self.questions.take(np.minimum(self.start[which], len(self.questions) - 1))
+        exact = asked.lower.equal(replies.lower) & asked.upper.equal(replies.upper) & (asked.modes == Mode.ID_LIST)
         if not exact.all():
             raise Violation("a Response to something that was not listed", int(starts[~exact][0]))
         need, counts, ends = received.incoming.id_lists(which)
-        ours = received.setting.items.rows(items.spans(own.first, own.last))[1]
-        _, of_theirs, twice = match(Listed(ours, own.sizes()), Listed(need, counts))
-        if twice or (of_theirs != NOBODY).any():
-            position = int(twice[0] if twice else flagged(of_theirs != NOBODY)[0])
+        ours = received.setting.items.rows(items.spans(asked.first, asked.last))[1]
+        _, of_theirs, twice = match(Listed(ours, asked.sizes()), Listed(need, counts))
+        if twice or (of_theirs != NO_MATCH).any():
+            position = int(twice[0] if twice else flagged(of_theirs != NO_MATCH)[0])
             start = starts[np.searchsorted(counts.cumsum(), position, side="right")]
             raise Violation("a Response with an id that was listed, or is in it twice", int(start))
         lacking = []  # for each listed id whether the server lacks it
-        for at, count in zip(ends.tolist(), own.sizes().tolist(), strict=True):
+        for at, count in zip(ends.tolist(), asked.sizes().tolist(), strict=True):
             size, start = codec.read_number(message, at)
             if size > -(-count // 8):
                 raise Violation(f"{size} bytes of bits for {count} listed ids", at)
@@ -604,7 +606,7 @@ class Answers:
 
 
 class Reconciled(NamedTuple):
-    """The reply (None: the client is done), and ids that one side lacks; in wire xor all with the last message."""
+    """The reply (None: the client is done), and ids that one side lacks; in wire xor all come with the last message."""
 
     reply: bytes | None
     have: list[bytes]
@@ -639,20 +641,20 @@ class Session:
         self._limits = limits or Limits()
         self.spent = Spent()
         self._questions: Ranges | None = None
-        self._waiting: list[Ranges] = []  # the first ranges of the universe are in the last of them
+        self._waiting: list[Ranges] = []  # a stack: the lowest ranges are in the last element
         self._initiator = False
-        self._have: list[bytes] = []  # not told yet
+        self._have: list[bytes] = []  # wire xor: reported at the end
         self._need: list[bytes] = []
         self.both_ways = 0
-        """Ids that an xor peer named in both directions; known at the end of the session, and told in neither.
+        """How many ids an xor peer named in both directions; known at the end of the session, and reported in neither.
 
-        The published xor implementation counts a record that equals a bound as below it, against its own text. So where
-        ids differ in their last byte alone it may name one that both have in both directions or in one, or miss one:
-        ids should be hashes.
+        The published xor implementation counts a record equal to a bound as below it, contrary to its own text. So
+        where ids differ in their last byte alone, it may name an id that both have, in one or both directions, or miss
+        one: ids should be hashes.
         """
 
     def initiate(self) -> bytes:
-        """The client's first message; with it this side is the client."""
+        """The client's first message; the side that calls this is the client."""
         if self._initiator or self.spent.rounds:
             raise Misuse("the session is under way already")
         setting = self._setting
@@ -663,7 +665,7 @@ class Session:
         return message
 
     def reconcile(self, message: bytes) -> Reconciled:
-        """Take in a message of the peer; the reply to it, and on the client the ids that were found."""
+        """Process a message of the peer: the reply to it, and on the client the ids that one side lacks."""
         spent = self.spent.received(len(message), self._limits, self._setting.wire.frame_size_min)
         if not self._initiator:
             reply = answer(self._setting, message)
@@ -694,7 +696,7 @@ class Session:
         return Reconciled(None, have, need)
 
     def _ask(self, waiting: list[Ranges]) -> bytes:
-        """A message with as many of the waiting ranges as fit; the others wait on."""
+        """A message with as many of the waiting ranges as fit; the others keep waiting."""
         writer, head = codec.Writer(self._setting.items, self._setting.wire), self._setting.wire.head
         if not self._setting.frame_size_max:
             ranges = Ranges.join(waiting[::-1])

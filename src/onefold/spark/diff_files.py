@@ -1,4 +1,4 @@
-"""Tables as files: read to be compared, the outcome written, what is missing appended."""
+"""``diff`` on files: reading the tables, writing the outcome, appending missing rows."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ from onefold.spark.signature import Signed, refuse_overlap, signed
 HAVE, NEED, DIFFERING, DOUBLED, SUMMARY, REPORT = "have", "need", "differing", "doubled", "diff.json", "report.html"
 FILES: Final = (SUMMARY, f"{SUMMARY}.new", REPORT, f"{REPORT}.new")
 DRAFT: Final = re.compile("_onefold_repair_[0-9a-f]{32}")
-"""Where rows are tried before they are appended: Spark skips such names, and nothing else has them."""
+"""The folder in which rows are written on trial before they are appended; Spark skips names with an underscore."""
 
 _JSON: Final = ("json", "jsonl", "ndjson")
 _TEXT: Final[Mapping[str, Mapping[str, str]]] = {
@@ -41,7 +41,7 @@ _WRITTEN: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "json": {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"},
 }
-"""As Spark reads it again: left to itself it cuts blanks off a text, and a time to milliseconds."""
+"""Options to write values so that Spark reads them unchanged: by default it strips blanks, and cuts times to ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +54,9 @@ class DiffTable:
 
 
 def read_table(spark: SparkSession, table: DiffTable) -> DataFrame:
-    """The table as it is. A line that cannot be read ends the comparison: nothing could be said of it.
+    """The table; a line that cannot be read ends the comparison, because it cannot be compared.
 
-    Folders such as ``day=1`` hold what Spark takes them for, so that they compare with a table that has the column.
+    The types of partition folders such as ``day=1`` are inferred, to compare with a table that has the column.
     """
     options = {**_TEXT.get(table.format, {}), **table.options}
     df = read(spark, table.path, format=table.format, options=options, columns=AnyShape(), partition_types="infer")
@@ -64,11 +64,11 @@ def read_table(spark: SparkSession, table: DiffTable) -> DataFrame:
 
 
 def outcome(spark: SparkSession, path: str, tables: Iterable[str]) -> AbstractContextManager[Signed]:
-    """A folder for the differences of these tables; refused if it overlaps one, or holds what no diff wrote."""
+    """A folder for the differences of these tables; refused if it overlaps one, or has other content than a diff."""
     refuse_overlap([("a table", located(spark, table)) for table in tables], [("--out", located(spark, path))])
 
     def vouched(folder: Place) -> list[str]:
-        """What is a diff's own in a folder of a former version, which has no signature, only a diff.json."""
+        """The entries of a diff in a folder of an earlier version, which has no signature, only a diff.json."""
         try:
             document = (folder / SUMMARY).read_json() if (folder / SUMMARY).exists() else None
         except ValueError:
@@ -79,7 +79,7 @@ def outcome(spark: SparkSession, path: str, tables: Iterable[str]) -> AbstractCo
 
 
 def write_outcome(folder: Signed, tables: Mapping[str, DataFrame], figures: Mapping[str, Any]) -> None:
-    """Replace an earlier outcome: the rows of each kind as parquet, the figures last."""
+    """Replace an earlier outcome: the rows of each kind as Parquet, then the figures."""
     folder.remove(publish.STAGING)
     staging = folder.place / publish.STAGING
     for name, rows in tables.items():
@@ -92,7 +92,7 @@ def write_outcome(folder: Signed, tables: Mapping[str, DataFrame], figures: Mapp
 
 
 def check_appendable(spark: SparkSession, table: DiffTable) -> None:
-    """Raise `Misuse` if rows cannot be appended to the table as files."""
+    """`Misuse` if rows cannot be appended to the table as files."""
     if table.format not in _APPENDABLE or any(char in table.path for char in "*?[{"):
         raise Misuse(
             f"{table.path} as {table.format} cannot be appended to: repair needs a folder of files", path=table.path
@@ -108,11 +108,10 @@ def check_appendable(spark: SparkSession, table: DiffTable) -> None:
 def append(spark: SparkSession, rows: DataFrame, table: DiffTable) -> None:
     """Append rows to a table of files, in its columns and types; all of them, or `Misuse` and none.
 
-    A row that would not be read again as it is, such as a text of two lines in CSV, would be missing still, and be
-    appended again and again. So all are tried beside the table first.
+    A row that would be read back differently, such as a text of two lines in CSV, would still be missing, and would be
+    appended again and again. So all rows are first written to a draft folder and read back.
 
-    What becomes visible before a crash is there, and a second comparison finds the rest missing: so it can be tried
-    again at any time.
+    After a crash some rows may be visible; a second comparison finds only the rest missing, so a retry is safe.
     """
     check_appendable(spark, table)
     folder, fields = Place(spark, table.path), read_table(spark, table).schema.fields
@@ -120,12 +119,12 @@ def append(spark: SparkSession, rows: DataFrame, table: DiffTable) -> None:
         if target.name not in rows.columns:
             raise Misuse(f"column {target.name!r} of {table.path} is not in the other table", column=target.name)
     wanted = rows.select(*(F.col(quoted(f.name)) for f in fields))
-    # A number that is too large for its column becomes null here, which shows when it is read again.
+    # A number that is too large for its column becomes null here, which shows when the draft is read back.
     fitting = wanted.select(*(try_cast(F.col(quoted(f.name)), f.dataType).alias(f.name) for f in fields))
     for name in folder.names():
-        if DRAFT.fullmatch(name):  # of one that died
+        if DRAFT.fullmatch(name):  # left by a crash
             (folder / name).remove()
-    partitions, inner, columns = [], folder, {f.name for f in fields}  # columns that are folders, from the outermost
+    partitions, inner, columns = [], folder, {f.name for f in fields}  # partition columns, from the outermost
     while names := [name for name in inner.names() if "=" in name and name.partition("=")[0] in columns]:
         partitions.append(names[0].partition("=")[0])
         inner = inner / names[0]
@@ -141,7 +140,7 @@ def append(spark: SparkSession, rows: DataFrame, table: DiffTable) -> None:
                 (row,) = sampled(lost.only_a, None, 1)
                 raise Misuse(
                     f"{table.path} as {table.format} cannot keep {lost.summary.only_a:,} rows, such as [{spoken(row)}]:"
-                    " read again they would be others; nothing was appended",
+                    " they would be read back differently; nothing was appended",
                     path=table.path,
                 )
     finally:

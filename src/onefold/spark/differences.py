@@ -1,10 +1,10 @@
-"""``diff(a, b)``: which rows two tables do not share. Exact, and much is never looked at.
+"""``diff(a, b)``: the rows that two tables do not share, exactly, without comparing what is equal.
 
-Two passes. The first sums both tables up, range by range (`fingerprints`), and shuffles nothing but sums. Where they
-differ, and only there, the second reads the rows again and compares them by their ids. What it shuffles is narrow: the
-id of a row's key and the id of the whole row, 32 bytes each. From them comes the *delta*: the ids that one table holds
-more often than the other, and how often each has their key. It is small where the tables are alike, and it is what the
-rows are then picked by; the wide rows stay where they are.
+Two passes. The first sums up both tables, range by range (`fingerprints`), and shuffles only sums. The second reads
+the rows of the ranges that differ, and compares them by their ids. It shuffles narrow rows: the id of the key and the
+id of the whole row, 32 bytes each. The result is the *delta*: the ids that one table holds more often than the other,
+and how often each table has their key. It is small where the tables are similar, and is joined to select the wide rows,
+which are not shuffled.
 
 Equal tables cost one pass; a few differences cost a second one over the columns, and next to no shuffle. Both tables
 are read twice and must not change in between.
@@ -33,16 +33,16 @@ from onefold.text import plain
 Hash: TypeAlias = Literal["xxhash64", "sha256"]
 HASHES: Final = get_args(Hash)
 KEPT_SHARE: Final = 1 / 8
-"""If no more of the ranges differ, their rows are kept in Spark's storage; else they are read again when wanted."""
+"""Up to this share of differing ranges, their rows are cached by Spark; beyond, they are read again when needed."""
 ALL_SHARE: Final = 1 / 2
-"""If more of the ranges differ, it does not pay to look whether a row is in one of them."""
+"""Beyond this share of differing ranges, filtering rows by range does not pay."""
 DELTA_MAX: Final = 50_000
-"""So many ids that differ, of about 100 bytes, come to the driver and go from there to every task."""
+"""Up to this many differing ids, of about 100 bytes, are collected in the driver and broadcast."""
 SPOKEN_MAX: Final = 200
-"""How much of a row an error shows."""
+"""Characters of a row that an error shows."""
 OUTCOME: Final = ("differs_in", "row_a", "row_b")
 ROWS: Final = ("rows_a", "rows_b")
-"""What stands beside the key of rows that differ, and of those that are doubled."""
+"""The columns beside the key of differing rows, and of doubled keys."""
 
 _KEY, _ROW, _N, _I = "_onefold_key", "_onefold_row", ("_onefold_na", "_onefold_nb"), "_onefold_i"
 _KEYED: Final = ("_onefold_ka", "_onefold_kb")
@@ -59,14 +59,14 @@ def diff(
             found.summary.only_a, found.summary.only_b, found.summary.differing
             found.differing.show()
 
-    ``key``: the columns that name a row; None: a row is named by all that it holds, and counted as often as it is
-    there, as ``exceptAll`` does. ``columns``: what else must agree; None: every other column, which then both must
-    have. Names count in any case, ``"h.id"`` is a field of a struct, and an expression will do, as ``F.lower("id")``.
-    ``buckets``: into how many ranges the ids are scattered, a power of two; None: by the size of the tables.
-    ``hash``: what the fingerprints are made with, see `fingerprints`; "sha256" where somebody may want the difference
-    not to be found. Rows are always compared by SHA-256.
+    ``key``: the columns that identify a row; None: the whole row does, and copies are counted, as in ``exceptAll``.
+    ``columns``: the other columns to compare; None: all others, which both tables must have. Names are
+    case-insensitive, ``"h.id"`` is a field of a struct, and expressions such as ``F.lower("id")`` are accepted.
+    ``buckets``: the number of ranges of the first pass, a power of two; None: by the size of the tables. ``hash``: what
+    the fingerprints are made with, see `fingerprints`; "sha256" where somebody may try to hide a difference. Rows are
+    always compared by SHA-256.
 
-    Two nulls are equal, every NaN is one value, and text is compared by its bytes.
+    Two nulls are equal, all NaNs are equal, and text is compared by its bytes.
     """
     names, rest = chosen(a, b, key, columns)
     a, b = (AnyColumns(name=(*names, *rest)).put_into(df) for df in (a, b))
@@ -87,7 +87,7 @@ def diff(
 
 
 def chosen(a: Columns, b: Columns, key: Names | None, columns: Names | None) -> tuple[list[str], list[str]]:
-    """The key and the other columns, as the first table spells them; `Misuse` that names one if it is missing."""
+    """The key and the other columns, spelled as in the first table; `Misuse` that names a missing one."""
     names = [] if key is None else _spelled(a, key)
     if key is not None and not names:
         raise Misuse("key is empty, must name at least one column, or be None: the whole row", key=key)
@@ -120,7 +120,7 @@ def _spelled(df: Columns, names: Names) -> list[str]:
 
 
 def common_types(a: Columns, b: Columns, names: Iterable[str]) -> dict[str, T.DataType]:
-    """The types in which the columns are compared; `Misuse` that names the column if there is none."""
+    """The common types of the columns; `Misuse` that names a column without one."""
     kinds = {}
     for name in names:
         ours, theirs = a.schema[name].dataType, b.schema[name].dataType
@@ -133,14 +133,14 @@ def common_types(a: Columns, b: Columns, names: Iterable[str]) -> dict[str, T.Da
 
 
 class Side:
-    """One of the two tables, and how its rows are compared."""
+    """One of the two tables, with the expressions by which its rows are compared."""
 
     def __init__(
         self, df: DataFrame, key: Sequence[str], kinds: Mapping[str, T.DataType], bits: int, *, whole: bool, hash: Hash
     ) -> None:
         self.df, self.key, self.kinds = df, key, kinds
         self.cells = {}
-        """The columns that are compared, in the common types."""
+        """The compared columns, cast to the common types."""
         for name, kind in kinds.items():
             column, own = F.col(quoted(name)), df.schema[name].dataType
             self.cells[name] = column if own.simpleString() == kind.simpleString() else column.cast(kind)
@@ -155,11 +155,11 @@ class Side:
             self._values = [row_id(self._row_form)]
 
     def summed(self) -> DataFrame:
-        """What the fingerprints are made of: the range and the words of each row."""
+        """The range and the words of each row, of which the fingerprints are made."""
         return with_words(self.df.withColumn(RANGE, self._range), self._values).select(RANGE, *word_names())
 
     def suspects(self, ranges: DataFrame | None, *, whole: bool) -> DataFrame:
-        """The rows in these ranges, all columns, with the ids of key and row; None: all rows."""
+        """All columns of the rows in these ranges (None: all), with the ids of key and row."""
         rows = self.df
         if ranges is not None:
             rows = rows.withColumn(RANGE, self._range).join(F.broadcast(ranges), RANGE, "left_semi").drop(RANGE)
@@ -168,10 +168,10 @@ class Side:
 
 
 def delta(suspects: Sequence[DataFrame], *, whole: bool) -> DataFrame:
-    """The ids that one side holds more often, how often each does, and how often each has their key."""
+    """The ids that one side holds more often, with the counts of both sides for the id and for its key."""
     ones = (F.lit(1).cast("long"), F.lit(0).cast("long"))
     a, b = (rows.select(_KEY, _ROW, ones[i].alias(_N[0]), ones[1 - i].alias(_N[1])) for i, rows in enumerate(suspects))
-    # By the key alone, so that the rows of a key meet once, and both steps below find them together.
+    # Partitioned by the key alone, so that one shuffle serves both steps below.
     together = a.unionAll(b).repartition(_KEY)
     counted = together.groupBy(_KEY, _ROW).agg(*(F.sum(name).alias(name) for name in _N))
     by_key = Window.partitionBy(_KEY)
@@ -188,23 +188,23 @@ class Summary:
     fingerprint_a: str
     fingerprint_b: str
     ranges: int = 0
-    """Into how many ranges the ids were scattered, and compared by their fingerprints."""
+    """The number of ranges whose fingerprints were compared."""
     ranges_differing: int = 0
-    """In how many of them the rows were compared one by one."""
+    """How many of them differ, so that their rows were compared one by one."""
     only_a: int = 0
-    """How many rows of A are missing in B."""
+    """Rows of A that B lacks."""
     only_b: int = 0
     differing: int = 0
-    """Of how many keys both have rows with other content."""
+    """Keys that both have, with different content."""
     doubled: int = 0
-    """How many keys both have, and one of them more often. Such a key may differ in content too."""
+    """Keys that both have, one of them more often. Such a key may differ in content too."""
     repeated_a: int = 0
-    """How many of the rows, or keys, that were found different A holds more than once."""
+    """Of the differing rows, or keys: how many A holds more than once."""
     repeated_b: int = 0
 
     @property
     def equal(self) -> bool:
-        """Whether both hold the same rows, as often."""
+        """Whether both hold the same rows, equally often."""
         return not (self.only_a or self.only_b or self.differing or self.doubled)
 
     def to_dict(self) -> dict[str, Any]:
@@ -212,9 +212,9 @@ class Summary:
 
 
 class Diff:
-    """What two tables do not share: figures at once, rows when they are asked for.
+    """The difference of two tables: figures at once, rows lazily.
 
-    A ``with`` block, or ``close()``, gives back what was kept in Spark's storage for the rows.
+    A ``with`` block, or ``close()``, frees what Spark has cached for the rows.
     """
 
     def __init__(self, sides: Sequence[Side], compared: Compared, *, whole: bool) -> None:
@@ -252,7 +252,7 @@ class Diff:
         more = [F.max(F.col(_N[i]) - F.col(_N[1 - i])).alias(_MORE[i]) for i in (0, 1)]
         keys = self._delta.groupBy(_KEY).agg(*(F.any_value(name).alias(name) for name in _KEYED), *more)
         cells = {"repeated_a": F.count_if(a > 1), "repeated_b": F.count_if(b > 1)}
-        if self._whole:  # a row is its own key
+        if self._whole:  # the row is the key
             cells |= {"only_a": F.sum(F.when(a > b, a - b)), "only_b": F.sum(F.when(b > a, b - a))}
         else:
             cells |= {"only_a": F.sum(F.when(b == 0, a)), "only_b": F.sum(F.when(a == 0, b))}
@@ -266,7 +266,7 @@ class Diff:
 
     @property
     def only_a(self) -> DataFrame:
-        """The rows of A that B lacks, as they are in A; of a row that A holds more often, so many more."""
+        """The rows of A that B lacks, as they are in A; of a row that A holds more often, the surplus copies."""
         return self._only(0)
 
     @property
@@ -275,22 +275,22 @@ class Diff:
         return self._only(1)
 
     def _only(self, side: int) -> DataFrame:
-        """The rows of a side whose key the other lacks; of whole rows, what it holds more of."""
+        """The rows of a side whose key the other lacks; without a key, the surplus copies."""
         df = self._sides[side].df
         if self._clean:
             return df.limit(0)
         if self._whole:
             rows = self._surplus(side)
-        else:  # the other side has none of them, so all are wanted
+        else:  # the other side has none of these keys, so all their rows count
             alone = self._delta.where(F.col(_KEYED[1 - side]) == 0).select(_ROW)
             rows = self._suspects[side].join(alone, _ROW, "left_semi")
         return rows.select(*(F.col(quoted(name)) for name in df.columns))
 
     @property
     def differing(self) -> DataFrame:
-        """Rows of one key with other content: the key, ``differs_in`` (the columns), ``row_a`` and ``row_b``.
+        """Keys with different content: the key, ``differs_in`` (the columns), ``row_a`` and ``row_b``.
 
-        Where a key has several rows, those that both hold are left out and the others are paired, as far as they go.
+        If a key has several rows, those that both hold are left out, and the others are paired as far as possible.
         """
         kinds, differs = self._sides[0].kinds, []
         for name in (name for name in kinds if name not in self._sides[0].key):
@@ -302,7 +302,7 @@ class Diff:
 
     @property
     def doubled(self) -> DataFrame:
-        """The keys that both hold, and one of them more often: the key, ``rows_a`` and ``rows_b``."""
+        """The keys that both have, one of them more often: the key, ``rows_a`` and ``rows_b``."""
         alone = self._paired("full_outer").where(F.col("a").isNull() | F.col("b").isNull())
         rows = (F.coalesce(f"a{name}", f"b{name}").alias(own) for name, own in zip(_KEYED, ROWS, strict=True))
         return alone.dropDuplicates([_KEY]).select(*self._names(), *rows)
@@ -321,7 +321,7 @@ class Diff:
         surplus = self._surplus(side).where((F.col(_KEYED[0]) > 0) & (F.col(_KEYED[1]) > 0))
         if self._clean or self._whole:
             surplus = surplus.limit(0)
-        rest = [column for column in cells if column not in key] or key  # a struct of nothing cannot be written
+        rest = [column for column in cells if column not in key] or key  # an empty struct cannot be written
         content = F.struct(*(cells[column].alias(column) for column in rest))
         keyed = F.struct(*(cells[column].alias(column) for column in key))
         nth = F.row_number().over(Window.partitionBy(_KEY).orderBy(_ROW))
@@ -329,7 +329,7 @@ class Diff:
         return surplus.select(_KEY, nth.alias(_I), keyed.alias(f"{name}_key"), content.alias(name), *often)
 
     def _surplus(self, side: int) -> DataFrame:
-        """The rows of a side that it holds more of, so many of them."""
+        """The rows that a side holds more often, as many copies as it has more."""
         more = F.col(_N[side]) - F.col(_N[1 - side])
         rows = self._suspects[side].join(self._delta.where(more > 0).drop(_KEY), _ROW)
         nth = F.row_number().over(Window.partitionBy(_ROW).orderBy(_ROW))
@@ -348,14 +348,14 @@ class Diff:
 
 
 def sampled(df: DataFrame, names: Iterable[str] | None, most: int) -> list[dict[str, Any]]:
-    """A few rows as JSON can hold them, in order; by these columns or all."""
+    """The first rows, of these columns or all, as values that JSON can hold."""
     columns = [quoted(name) for name in (df.columns if names is None else names)]
     rows = df.select(*columns).limit(most).collect()
     return [{name: _plain(value) for name, value in row.asDict(recursive=True).items()} for row in rows]
 
 
 def spoken(row: Mapping[str, Any]) -> str:
-    r"""A row, or an id, in words, on one line, without control characters.
+    r"""A row, or an id, as one line of text without control characters.
 
     >>> spoken({"device": "a\n", "ts": 5})
     'device a?, ts 5'

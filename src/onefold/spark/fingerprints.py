@@ -1,7 +1,7 @@
-"""Canonical forms of rows, their ids, and fingerprints of tables: where two are equal, nothing has to be looked at.
+"""Canonical forms of rows, their ids, and fingerprints of tables.
 
-The *form* of a row is text that is equal exactly where the values are; its *id* is the SHA-256 of the form. So an id
-tells apart all that differs, and nothing that Spark calls equal:
+The *form* of a row is text; two forms are equal if and only if Spark calls the values equal. The *id* of a row is the
+SHA-256 of its form:
 
     null            n in place of the value   in;  tn:  and so on; of a struct, an array or a map just n
     whole numbers   i12;                      of any width
@@ -18,30 +18,29 @@ tells apart all that differs, and nothing that Spark calls equal:
     maps            p2:(entries)              sorted: a map has no order
     other values    v5:(text)                 local times, intervals, variants: as Spark writes them
 
-What comes first says what follows and where it ends, so forms can be put one after the other: no two rows share one.
-All of a row is one flat concatenation, in which constants are merged: many small steps would cost more than the hash.
-Two tables are brought to common types first (`common`); text is never taken for a number.
+Each value begins with its type and ends at a known place (a length or a terminator), so forms can be concatenated: no
+two rows share one. The form of a row is one flat concatenation with constants merged, because many small expressions
+would cost more than the hash. Two tables are cast to common types first (`common`); text is never taken for a number.
 
 A *fingerprint* sums up a set of rows by native aggregates, in the task that reads them, so that only a few numbers are
-shuffled: the count; two *words* of 64 bits, XORed; and the same added up in halves of 32 bits, for what XOR cannot see:
-a row that is there twice, or missing together with its copy. Fingerprints of parts add up, so a table can be summed up
-range by range, by a hash of the key. Equal fingerprints mean the same rows as often, but for an accident of 2^-128, as
-in negentropy. A word is a hash of what the row holds. Against intent there are two ways to make it:
+shuffled: the count; two *words* of 64 bits, XORed; and the words summed in halves of 32 bits, for what XOR cannot see:
+a row that is there twice, or missing together with its copy. Fingerprints of parts can be added, so a table is summed
+up range by range, by a hash of the key. Equal fingerprints mean the same rows equally often, except with a probability
+of 2^-128, as in negentropy. A word is a hash of the row, made in one of two ways:
 
-    xxhash64   over the values as they are. Fast. Who may choose the texts of a table can make two rows that it takes
-               for one
+    xxhash64   over the values. Fast. Somebody who may choose texts in a table can craft two rows with the same words
     sha256     over the id; four times the work
 
-Sums are linear: who may choose very many rows can make two sets agree in either way.
+Sums are linear: somebody who may choose very many rows can make two sets agree in either way.
 
-A run compares what it read with what it published by xxhash64. That finds what a bug, a crash or a disk did. Somebody
-who crafts two rows that are taken for one gains nothing by it: he would also have to make the run write one of them in
-the place of the other. Where two tables come from different hands, as in ``onefold audit``, it is SHA-256.
+A run compares what it read with what it published by xxhash64, which detects bugs, crashes and disk errors. Crafting
+two rows with equal words gains nothing there: the run would also have to write one of them in place of the other.
+Where two tables have different owners, as in ``onefold audit``, it is SHA-256.
 
-What a job sees of a table while it reads it for another purpose (`Passing`, `Counts`) costs no pass of its own. The
-figures are those of the first job that reads the table to its end, and wait for it. A stage that Spark has to run twice
-is seen twice: figures that agree are true, figures that do not are a reason to look again. Where Spark finds that
-nothing comes out of a job it forgets what was seen on the way.
+`Passing` and `Counts` observe a table while a job reads it for another purpose, and cost no pass of their own. Their
+figures are those of the first job that reads the table to its end, and reading them waits for it. A stage that Spark
+runs twice is observed twice: so figures that agree are right, and figures that do not must be checked. If Spark
+optimises a job to an empty result, it drops the observation.
 """
 
 from __future__ import annotations
@@ -68,25 +67,25 @@ from onefold.spark.dialect import kinds, to_arrow, try_cast
 from onefold.spark.session import believed_bytes
 
 DIGITS: Final[Mapping[type[T.DataType], int]] = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 20}
-"""Whole numbers from narrow to wide, and how many digits a decimal needs for them."""
+"""Whole number types from narrow to wide, and the digits that a decimal needs for them."""
 DIGITS_MAX: Final = 38
 """The widest decimal of Spark."""
 MASK_BITS: Final = 31
-"""So many columns share a number that says which of them are null."""
+"""Columns per bit mask of nulls."""
 VARIANT: Final = kinds("VariantType")
 AS_TEXT: Final = (
     *(T.TimestampNTZType, T.DayTimeIntervalType, T.YearMonthIntervalType),
     *kinds("AnyTimeType", "CalendarIntervalType"),
     *VARIANT,
 )
-"""Types whose values are compared by the text that Spark writes for them."""
+"""Types that are compared by the text that Spark writes for their values."""
 
 WORDS: Final = 2
 HALF: Final = (1 << 32) - 1
 ROW_BYTES: Final = 16 << 10
-"""So many bytes of the input a range: at 50 bytes a row, the 300 rows that are read again for a difference."""
+"""Input bytes per range: at 50 bytes a row, a difference makes 300 rows be read again."""
 BITS_MIN, BITS_MAX = 6, 16
-"""64 ranges at least; 65,536 at most, whose sums fit into a few megabytes of every task and of the driver."""
+"""At least 64 ranges; at most 65,536, whose sums take a few megabytes in every task and in the driver."""
 
 RANGE: Final = "_onefold_range"
 _VALUE, _WORD, _COUNT = "_onefold_value{}", "_onefold_word{}", "_onefold_count"
@@ -95,7 +94,7 @@ Pieces: TypeAlias = list[str | Column]
 
 
 def row_form(columns: Iterable[tuple[Column, T.DataType]]) -> Column:
-    """The form of several values, one after the other: text that is never null. `Misuse` if a type has none."""
+    """The form of several values, concatenated: text that is never null. `Misuse` for a type without a form."""
     merged: Pieces = []
     for piece in (piece for column, kind in columns for piece in _pieces(column, kind)):
         if isinstance(piece, str) and merged and isinstance(merged[-1], str):
@@ -119,7 +118,7 @@ def whole_row_id(df: DataFrame, names: Iterable[str]) -> Column:
 
 
 def _pieces(column: Column, kind: T.DataType) -> Pieces:
-    """The form of a value in parts, none of them null."""
+    """The parts of the form of a value, none of them null."""
     if type(kind) in DIGITS:
         return ["i", _text(column), ";"]
     if isinstance(kind, T.StringType):
@@ -132,7 +131,7 @@ def _pieces(column: Column, kind: T.DataType) -> Pieces:
         bits = F.when(column.isNotNull(), F.xxhash64(column))
         return ["f" if isinstance(kind, T.FloatType) else "d", _text(bits), ";"]
     if isinstance(kind, T.DecimalType):
-        # With try_cast, which writes 0.0000001 whatever the session is set to; a cast may write 1E-7.
+        # By try_cast, which writes 0.0000001 whatever the session's settings; a cast may write 1E-7.
         return ["m", _text(try_cast(column, "string")), ";"]
     if isinstance(kind, T.DateType):
         return ["D", _text(F.unix_date(column)), ";"]
@@ -151,7 +150,7 @@ def _text(value: Column) -> Column:
 
 
 def _nested(column: Column, kind: T.DataType) -> Column:
-    """The form of a struct, an array or a map; null of null."""
+    """The form of a struct, an array or a map; null for null."""
     if isinstance(kind, T.StructType):
         fields = [(column.getField(f.name), f.dataType) for f in kind.fields]
         return F.when(column.isNotNull(), F.concat(F.lit("s"), row_form(fields)) if fields else F.lit("s"))
@@ -171,20 +170,20 @@ def _nested(column: Column, kind: T.DataType) -> Column:
 
 
 def hashable(column: Column, kind: T.DataType) -> Column:
-    """A value as Spark's own hash can take it: nested ones only by their form, of which it would see the leaves."""
+    """A value as input of Spark's hash; nested values by their form, because the hash only sees their leaves."""
     return column if isinstance(kind, T.AtomicType) and not isinstance(kind, VARIANT) else form(column, kind)
 
 
 def null_masks(columns: Iterable[Column]) -> list[Column]:
-    """Which of the values are null, as bits of whole numbers: Spark's own hash skips a null."""
+    """Bit masks of the values that are null, because Spark's hash skips nulls."""
     bits = [F.when(column.isNull(), F.lit(1 << i % MASK_BITS)).otherwise(F.lit(0)) for i, column in enumerate(columns)]
     return [reduce(add, bits[i : i + MASK_BITS]) for i in range(0, len(bits), MASK_BITS)]
 
 
 def row_values(df: DataFrame, names: Iterable[str]) -> list[Column]:
-    """What xxhash64 is to be made of, so that it tells rows apart by these columns: which are null, then the values."""
+    """The input of xxhash64 for these columns: the masks of nulls, then the values."""
     cells = [(F.col(quoted(name)), df.schema[name].dataType) for name in names]
-    # Text by its bytes, whatever its collation.
+    # Text by its bytes, whatever the collation.
     plain = [
         (c.cast(T.StringType()), T.StringType()) if isinstance(kind, T.StringType) else (c, kind) for c, kind in cells
     ]
@@ -192,7 +191,7 @@ def row_values(df: DataFrame, names: Iterable[str]) -> list[Column]:
 
 
 def common(a: T.DataType, b: T.DataType) -> T.DataType | None:
-    """The type in which values of both can be compared without loss; None if there is none."""
+    """The type in which values of both can be compared without loss, or None."""
     if isinstance(a, T.StructType) and isinstance(b, T.StructType):
         pairs = zip(a.fields, b.fields, strict=True) if a.names == b.names else ()
         kinds = [(field.name, common(field.dataType, other.dataType)) for field, other in pairs]
@@ -227,7 +226,7 @@ def _exact(kind: T.DataType) -> T.DecimalType | None:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """The sum of a set of rows; sums of parts add up."""
+    """The sum of a set of rows; sums of parts can be added."""
 
     count: int = 0
     xors: tuple[int, ...] = (0,) * WORDS
@@ -235,19 +234,19 @@ class Fingerprint:
 
     @classmethod
     def of(cls, cells: Sequence[Any]) -> Fingerprint:
-        """From what `aggregates` gives: null of no rows at all."""
+        """From the cells of `aggregates`, which are null if there were no rows."""
         count, *rest = (int(cell or 0) for cell in cells)
         return cls(count, tuple(rest[:WORDS]), tuple(rest[WORDS:]))
 
     def __str__(self) -> str:
-        """Sixteen bytes in hex, for people and for files: a hash of all of it."""
+        """A hash of the fingerprint, sixteen bytes in hex."""
         numbers = (self.count, *(x % (1 << 64) for x in self.xors), *self.sums)
         return sha256(b"".join(n.to_bytes(16, "little") for n in numbers)).hexdigest()[:32]
 
 
 def with_words(df: DataFrame, values: Sequence[Column]) -> DataFrame:
-    """The table with the words of each row, made from these values of it."""
-    # In two steps, so that what is expensive is made once and not once a word.
+    """The table with the words of each row, made from these values."""
+    # In two steps, so that expensive values are computed once, not once per word.
     names = [_VALUE.format(i) for i in range(len(values))]
     valued = df.withColumns(dict(zip(names, values, strict=True)))
     return valued.withColumns({_WORD.format(i): F.xxhash64(F.lit(i), *names) for i in range(WORDS)}).drop(*names)
@@ -258,7 +257,7 @@ def word_names() -> list[str]:
 
 
 def aggregates() -> list[Column]:
-    """Of a table with words: the cells of its fingerprint."""
+    """The aggregates over a table with words that make its fingerprint."""
     words = [F.col(name) for name in word_names()]
     halves = [half for word in words for half in (F.shiftrightunsigned(word, 32), word.bitwiseAND(F.lit(HALF)))]
     cells = [F.count(F.lit(1)), *map(F.bit_xor, words), *map(F.sum, halves)]
@@ -270,7 +269,7 @@ def fingerprint(df: DataFrame, values: Sequence[Column]) -> Fingerprint:
 
 
 class Passing:
-    """Watches a table go by: how many rows there were, and their fingerprint by these columns; None: only counted."""
+    """Observes a table: its number of rows, and their fingerprint by these columns; None: only the number."""
 
     def __init__(self, names: Sequence[str] | None = None, *, called: str = "onefold") -> None:
         self._seen = Observation(called)  # two in one plan need two names
@@ -285,37 +284,37 @@ class Passing:
 
     @property
     def rows(self) -> int:
-        """How many there were; 0 too if that was forgotten."""
+        """The number of rows; also 0 if Spark dropped the observation."""
         return int(_observed(self._seen).get("cell0") or 0)
 
     @property
     def fingerprint(self) -> Fingerprint | None:
-        """Of all of them; None if it was forgotten."""
+        """The fingerprint of all rows; None if Spark dropped the observation."""
         figures = _observed(self._seen)
         return Fingerprint.of([figures[f"cell{i}"] for i in range(len(figures))]) if figures else None
 
 
 class Counts:
-    """Counts the rows of a table that goes by, by a whole number of at most 52 bits that each has; null: not counted.
+    """Observes how often each value of a column of whole numbers (at most 52 bits) occurs; nulls are not counted.
 
-    Spark's histogram joins the two bins that are nearest only when there are more than it may have, so as long as there
-    are no more different numbers than ``values_max``, all that it ever joins are bins of the same number.
+    Spark's histogram joins the two nearest bins only when it has more than its maximum; so with at most ``values_max``
+    different numbers it only ever joins bins of the same number.
     """
 
     def __init__(self, number: Column, values_max: int, *, called: str) -> None:
         self._seen = Observation(called)
-        # As text: before Spark 4.1, arrays that were observed stay in the JVM.
+        # As text: before Spark 4.1, observed arrays cannot be passed to Python.
         self._cell = F.to_json(F.histogram_numeric(number, F.lit(2 * values_max)))
         self.is_watching = False
 
     def watch(self, df: DataFrame, **more: Column) -> DataFrame:
-        """The same table, counted when it is read; ``more``: other aggregates to see by the way."""
+        """The same table, counted when it is read; ``more``: other aggregates to observe."""
         self.is_watching = True
         return df.observe(self._seen, self._cell.alias("counts"), *(cell.alias(name) for name, cell in more.items()))
 
     @property
     def counts(self) -> dict[int, int] | None:
-        """How often each number was seen; None if it was forgotten, or nothing was watched."""
+        """How often each number occurred; None if Spark dropped the observation, or nothing was watched."""
         figures = _observed(self._seen) if self.is_watching else {}
         if not figures:
             return None
@@ -325,34 +324,34 @@ class Counts:
         return dict(counts)
 
     def seen(self, name: str) -> Any:
-        """What one of the other aggregates came to; None if it was forgotten."""
+        """The value of one of the other aggregates; None if Spark dropped the observation."""
         return _observed(self._seen).get(name)
 
 
 def _observed(observation: Observation) -> Mapping[str, Any]:
     try:
         return observation.get
-    except Py4JJavaError:  # a row without any cells, which cannot be handed over
+    except Py4JJavaError:  # a row without cells, which py4j cannot pass on
         return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
     ranges: int
-    """Into how many the ids were scattered."""
+    """The number of ranges."""
     differing: NDArray[np.int64]
-    """Those whose fingerprints differ."""
+    """The ranges whose fingerprints differ."""
     a: Fingerprint
     b: Fingerprint
 
 
 def range_of(key: Iterable[Column], bits: int) -> Column:
-    """The range that a key falls into, of 2^bits. Spark hashes equal values alike, and a null like nothing."""
+    """The range of a key, of 2^bits. Spark's hash is the same for equal values, and skips nulls."""
     return F.shiftrightunsigned(F.xxhash64(*key), 64 - bits)
 
 
 def bits_for(tables: Iterable[DataFrame]) -> int:
-    """How many ranges there should be, as a power of two, by what Spark believes of the size of the larger table."""
+    """The binary logarithm of the number of ranges, by Spark's estimate of the size of the larger table."""
     sizes = [believed_bytes(table) for table in tables]
     if None in sizes:
         return BITS_MAX
@@ -362,7 +361,7 @@ def bits_for(tables: Iterable[DataFrame]) -> int:
 def compare(a: DataFrame, b: DataFrame, bits: int) -> Compared:
     """Compare two tables that have a RANGE and words, in one job."""
     ranges = 1 << bits
-    # One number for side and range: Spark groups by a single long faster than by two columns.
+    # Side and range as one number: Spark groups by a single long faster than by two columns.
     sides = a.unionByName(b.withColumn(RANGE, F.col(RANGE) + ranges))
     sums = to_arrow(sides.groupBy(RANGE).agg(*aggregates()))
     cells = np.array([column.to_numpy() for column in sums.columns], dtype=np.int64)
@@ -371,7 +370,7 @@ def compare(a: DataFrame, b: DataFrame, bits: int) -> Compared:
     totals = []
     for table in (both[:ranges], both[ranges:]):
         xors = tuple(int(x) for x in np.bitwise_xor.reduce(table[:, 1 : 1 + WORDS], axis=0))
-        # Added up as whole numbers of Python, which do not overflow.
+        # Summed as Python integers, which do not overflow.
         count, *halves = (sum(column.tolist()) for column in np.delete(table, range(1, 1 + WORDS), axis=1).T)
         totals.append(Fingerprint(count, xors, tuple(halves)))
     differing = np.flatnonzero((both[:ranges] != both[ranges:]).any(axis=1))

@@ -84,7 +84,7 @@ def test_one_token_is_shown_with_its_dead_letter_and_nothing_that_a_terminal_obe
 def test_a_token_that_is_not_there_is_exit_code_1(at, tmp_path):
     done = tokens("show", "nobody", "--store", at, cwd=tmp_path)
     assert done.returncode == 1
-    assert "its message was processed, or discarded, or never was" in " ".join(done.stderr.split())
+    assert "its message was processed, discarded, or never sent" in " ".join(done.stderr.split())
 
 
 def test_a_token_is_discarded_with_its_dead_letter(at, tmp_path):
@@ -203,3 +203,19 @@ def test_wrong_usage_is_told_without_a_password(tmp_path, words, said):
 def test_the_stores_are_also_found_by_variables(at, tmp_path):
     done = here("tokens", "ls", "--json", cwd=tmp_path, ONEFOLD_STORE=at)
     assert json.loads(done.stdout)["tokens"] == 2
+
+
+def test_what_lies_beyond_the_limit_of_entries_and_letters_is_called_unknown(at, tmp_path, monkeypatch):
+    monkeypatch.setattr("onefold.cli.tokens.LOOKED_MAX", 1)
+    with Endpoint("shop", store=at, transport=at, plan="parented") as app:
+        app.handler("orders", key="order")(lambda state, message: ({"paid": 1}, [Out("shipping", 1)]))
+        name = cut_off(app, "orders")
+    done = tokens("ls", "--store", at, "--json", cwd=tmp_path)
+    assert {each["token"]: each["begun"] for each in json.loads(done.stdout)["listed"]}.pop(name) is True
+    assert {each["begun"] for each in json.loads(done.stdout)["listed"]} == {True, None}
+    assert "not all were looked at" in done.stderr
+    with closing(SqliteQueue(tmp_path / "shop.db")) as queue:
+        queue.send([Parcel("junk", bytes([n])) for n in range(2)])
+        queue.bury(queue.lease(["junk"], 9, 1_000), "malformed")
+    done = tokens("discard", "--unreadable", "junk", "--store", at, "--transport", at, "--yes", cwd=tmp_path)
+    assert done.stderr == "removed: 1 dead letter; there may be more: call it again\n"

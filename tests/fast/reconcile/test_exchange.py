@@ -80,7 +80,7 @@ def test_what_is_told_as_json_is_read_as_it_was_told(said):
         ({"since": 1.5}, "since is 1.5"),
         ({"colour": 1}, "unknown field 'colour'"),
         ({"": 1}, "unknown field ''"),
-        ([], "no JSON object"),
+        ([], "not a JSON object"),
     ],
 )
 def test_a_field_that_is_wrong_is_named(document, named):
@@ -94,7 +94,7 @@ def test_a_missing_field_is_named():
 
 
 def test_long_and_deep_json_is_not_read():
-    with pytest.raises(BadInput, match="at most 4096"):
+    with pytest.raises(BadInput, match="the limit is 4096"):
         exchange.read_document(Opening, b"O" + b" " * 5_000)
     with pytest.raises(BadInput):
         exchange.read_document(Opening, b"O" + b"[" * 4_000)
@@ -102,7 +102,7 @@ def test_long_and_deep_json_is_not_read():
 
 def test_outcomes_are_read_as_they_were_told_and_unknown_ones_refused():
     assert exchange.read_outcomes(exchange.write_outcomes(exchange.OUTCOMES)) == list(exchange.OUTCOMES)
-    with pytest.raises(BadInput, match="no outcome"):
+    with pytest.raises(BadInput, match="unknown outcome"):
         exchange.read_outcomes(b"p\x09")
 
 

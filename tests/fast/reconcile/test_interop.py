@@ -119,7 +119,7 @@ def test_a_small_conversation_reads_like_this(interop):
     [
         (["hello"], (), "line 1 (hello): not one of item, seal, initiate, msg"),
         (["item,5,ab"], (), "line 1 (item,5,ab): an id of 1 bytes, must have 32"),
-        (["item,x," + "ab" * 32], (), "timestamp 'x' is no whole number"),
+        (["item,x," + "ab" * 32], (), "timestamp 'x' is not a whole number"),
         (["item,5," + "zz" * 32], (), "non-hexadecimal number"),
         (["item,5," + "ab" * 32, "item,5," + "ab" * 32, "seal"], (), f"line 3 (seal): id {'ab' * 32} is there twice"),
         ([f"item,{2**64 - 1}," + "ab" * 32, "seal"], (), "is reserved"),

@@ -56,17 +56,17 @@ def state(session):
         ("05 01 09 00 01 01 08 00", 5, "a bound that is below the one before it"),
         ("05 02 09 01 00 01 02 09 00 00", 6, "a bound that is below the one before it"),
         ("00 00 00 01 00 00", 4, "below the one before it|2\\^64 - 1 or more"),
-        ("05 00 00 01 00 02 01" + " 09" * 32, 4, "ids in a range that ends where it begins"),
+        ("05 00 00 01 00 02 01" + " 09" * 32, 4, "ids in an empty range"),
         ("05 00 03", 3, "unknown mode 3"),
         ("05 00 07", 3, "unknown mode 7"),
         ("05 00 81 00", 3, "unknown mode 129"),
         ("05", 2, "the message ends inside a range"),
         ("05 02 01", 4, "the message ends inside a range"),
-        ("00 00 01 00 00", 1, "goes on behind the end"),
-        ("00 00 02 02" + " 00" * 32, 1, "goes on behind the end"),
-        ("00 00 02 81 ff ff ff ff ff ff ff ff 7f", 1, "goes on behind the end"),
+        ("00 00 01 00 00", 1, "goes on beyond the end"),
+        ("00 00 02 02" + " 00" * 32, 1, "goes on beyond the end"),
+        ("00 00 02 81 ff ff ff ff ff ff ff ff 7f", 1, "goes on beyond the end"),
         ("00 00 02 80 01" + " 00" * 32, 4, "leading zero digit"),
-        ("00 00 02 02" + " 00" * 64, 37, "a list with an id that is in it already"),
+        ("00 00 02 02" + " 00" * 64, 37, "an id that is in its list twice"),
     ],
 )
 @pytest.mark.parametrize("role", ["client", "server"])
@@ -108,7 +108,7 @@ def test_a_list_for_what_was_not_asked_is_refused():
         ("00 00 03 01" + " 01" * 32 + " 00", "a Response with an id that was listed, or is in it twice"),
         ("00 00 03 02" + " 09" * 64 + " 00", "a Response with an id that was listed, or is in it twice"),
         ("06 00 03 00 00", "a Response to something that was not listed"),
-        ("01 00 03 00 01 01", "ids in a range that ends where it begins"),
+        ("01 00 03 00 01 01", "ids in an empty range"),
         ("00 00 03 00 81", "a number that does not end"),
     ],
 )
@@ -253,7 +253,7 @@ def test_fabricated_ids_are_stopped_by_needs():
     client = side("client", items=FEW, limits=Limits(needs_max=100))
     before = state(client)
     made_up = b"".join(i.to_bytes(32) for i in range(101))
-    with pytest.raises(SessionLimit, match="the peer told 101 ids, needs_max is 100"):
+    with pytest.raises(SessionLimit, match="the peer named 101 ids that we lack, needs_max is 100"):
         client.reconcile(b"\x61\x00\x00\x02\x65" + made_up)
     assert state(client) == before
     assert len(client.reconcile(b"\x61\x00\x00\x02\x64" + made_up[:3_200]).need) == 100

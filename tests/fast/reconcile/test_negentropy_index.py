@@ -197,6 +197,14 @@ def test_records_that_cannot_be_are_refused_by_name(stamps, ids, match):
         items.seal()
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("number", [int, np.int64])
+def test_timestamps_on_both_sides_of_2_to_the_63_keep_their_last_digit(kind, number):
+    items = ItemSet.from_arrays(kind([number(2**62 + 1), 2**63 + 1]), [ID, ID[::-1]])
+    items.seal()
+    assert items.rows(np.arange(2))[0].tolist() == [2**62 + 1, 2**63 + 1]
+
+
 def test_sets_that_are_used_wrongly_say_so():
     items = ItemSet()
     with pytest.raises(Misuse, match="the set is not sealed"):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onefold.errors import BadInput, StaleWrite
+from onefold.errors import Misuse, StaleWrite
 from onefold.reconcile import Bounds, Session, SessionLimit
 from onefold.reconcile.items import spans
 from onefold.spark.peer.index import NOTHING, TableItems
@@ -111,12 +111,12 @@ def test_a_session_ends_by_name_where_it_would_read_too_many_rows():
 
 def test_an_id_that_is_there_twice_is_named():
     pairs = [(0, id_of(number)) for number in range(50)] + [(0, id_of(7))]
-    with pytest.raises(BadInput, match=f"id {id_of(7).hex()} is there twice"):
+    with pytest.raises(Misuse, match=f"id {id_of(7).hex()} is there twice"):
         TableItems(Listed.of(IndexLayout.by_id(1), pairs)).rows(np.arange(51))
     far = [(number, id_of(number)) for number in range(10)] + [(900 + number, id_of(number)) for number in (7, 98, 99)]
     items = TableItems(Listed.of(IndexLayout.by_time(np.array([0, 900], np.uint64), 13, 1), far))
     items.rows(np.arange(10))
-    with pytest.raises(BadInput, match=f"id {id_of(7).hex()} is there twice"):
+    with pytest.raises(Misuse, match=f"id {id_of(7).hex()} is there twice"):
         items.rows(np.arange(13))
 
 
@@ -124,12 +124,12 @@ def test_rows_that_came_or_went_since_the_index_was_made_are_no_answer():
     pairs = [(0, id_of(number)) for number in range(50)]
     index = Listed.of(IndexLayout.by_id(1), pairs)
     index.pairs.pop()
-    with pytest.raises(StaleWrite, match="49 rows where the index knows 50"):
+    with pytest.raises(StaleWrite, match="49 rows, the index has 50"):
         TableItems(index).rows(np.arange(50))
     first = min(index.pairs)  # in its place another one, in the same bucket
     index.pairs[index.pairs.index(first)] = (0, first[1][:31] + b"?")
     index.pairs.append((0, id_of(49)))
-    with pytest.raises(StaleWrite, match="as many rows, but others"):
+    with pytest.raises(StaleWrite, match="as many rows as in the index, but others"):
         TableItems(index).rows(np.arange(50))
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from onefold.reconcile import Record, id_of, record
 from onefold.reconcile.records import open_records
+from onefold.reconcile.server import ReconcileServer
 from tests.lib.commands import here
 from tests.lib.local_server import free_port
 
@@ -165,7 +166,7 @@ def test_a_server_that_is_not_there_is_exit_3(onefold):
         (["reconcile", "a.db", "ws://me:secret@127.0.0.1"], "a user or a password"),
         (["reconcile", "a.db", "redis://me:secret@db"], "redis://...: name the file of a store"),
         (["reconcile", "a.db", "b.db", "--since", "9", "--until", "8"], "--since is 9 and --until 8"),
-        (["reconcile", "a.db", "b.db", "--token-file", "a.db"], "asks for no token"),
+        (["reconcile", "a.db", "b.db", "--token-file", "a.db"], "needs no token"),
         (["serve", "reconcile", "typo.db", "--read-only"], "typo.db: there is no such store"),
         (["serve", "reconcile", "a.db", "--host", "0.0.0.0"], "token"),  # noqa: S104
         (["serve", "reconcile", "memory://"], "name the file of a store"),
@@ -190,3 +191,14 @@ def test_an_id_that_both_have_at_two_times_is_left_out_of_xor_and_told(onefold, 
     assert done.stderr.endswith("; 1 id known to both at two times, and left out; nothing differs: both hold 100\n")
     named = onefold("reconcile", "c.db", "d.db", "--dry-run")
     assert named.stderr.endswith("; 1 only here, 1 only there; nothing was moved\n")
+
+
+@pytest.mark.parametrize(("session_s", "idle_s", "transfer_s"), [(60, 60, 3_600), (1_800, 1_800, 3_600), (7_200,) * 3])
+def test_a_longer_silence_is_allowed_at_once_and_in_the_transfer_too(
+    monkeypatch, onefold, session_s, idle_s, transfer_s
+):
+    servers: list[ReconcileServer] = []
+    monkeypatch.setattr(ReconcileServer, "run", lambda server, say: servers.append(server))
+    assert onefold("serve", "reconcile", "a.db", "--port", 0, "--session-s", session_s).returncode == 0
+    limits = servers[0].settings.limits
+    assert (limits.look_silence_s_max, limits.idle_s, limits.transfer_silence_s_max) == (session_s, idle_s, transfer_s)

@@ -202,6 +202,19 @@ def test_it_is_given_up_after_some_tries_that_moved_nothing():
     assert len(opened) == 3
 
 
+def test_the_pause_between_tries_doubles_up_to_its_limit(monkeypatch):
+    pauses: list[float] = []
+    monkeypatch.setattr("onefold.reconcile.client.time.sleep", pauses.append)
+    monkeypatch.setattr("onefold.reconcile.client.random.uniform", lambda low, high: high)
+
+    def connect():
+        raise ConnectionRefusedError("nobody is there")
+
+    with pytest.raises(ConnectionError):
+        reconcile(MemoryRecords(), connect, limits=ClientLimits(tries=6, pause_s=1, pause_s_max=5))
+    assert pauses == [1, 2, 4, 5, 5]
+
+
 def forged(number):
     return Record(number, id_of(number, b"true"), b"false")
 
@@ -274,17 +287,18 @@ def resent(change):
     ("changes", "text"),
     [
         ({"o": lambda frame: b""}, "frame of kind b'', expected 'o'"),
+        ({"o": lambda frame: b'["NOTICE","no"]'}, "frame of kind b'\\[', as a NIP-77 relay does, expected 'o'"),
         ({"o": lambda frame: b"o{}"}, "a field is missing"),
-        ({"o": lambda frame: opened(message_bytes_max=1)}, "the peer takes 1 bytes at once"),
+        ({"o": lambda frame: opened(message_bytes_max=1)}, "the peer accepts 1 bytes a message"),
         ({"M": lambda frame: b"M"}, "byte 0: an empty message"),
         ({"M": lambda frame: frame + b"\xff"}, "byte "),
         ({"R": lambda frame: b"M"}, "expected 'R'"),
         ({"R": lambda frame: frame + b"x"}, "ends inside the head"),
-        ({"R": resent(lambda records: [])}, "the peer sent 0 records for 2"),
-        ({"R": resent(lambda records: records * 2)}, "the peer sent 4 records for 2"),
-        ({"R": resent(lambda records: records[::-1])}, "asked for was"),
-        ({"p": lambda frame: frame + b"\0"}, "the peer tells of 3 records, 2 were pushed"),
-        ({"p": lambda frame: b"p\x09\x09"}, "no outcome of a push"),
+        ({"R": resent(lambda records: [])}, "the peer sent 0 records, 2 were requested"),
+        ({"R": resent(lambda records: records * 2)}, "the peer sent 4 records, 2 were requested"),
+        ({"R": resent(lambda records: records[::-1])}, "requested was"),
+        ({"p": lambda frame: frame + b"\0"}, "the peer sent 3 outcomes, 2 records were pushed"),
+        ({"p": lambda frame: b"p\x09\x09"}, "unknown outcome of a push"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

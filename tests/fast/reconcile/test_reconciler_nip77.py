@@ -79,17 +79,17 @@ def test_since_and_until_are_served_and_both_are_part_of_it():
 @pytest.mark.parametrize("name", ["ids", "authors", "kinds", "#e", "limit", "search"])
 def test_any_other_filter_is_refused_by_name(name):
     talk = Talk(store(range(10)))
-    told = f"blocked: records are filtered by since and until alone, not by '{name}'"
+    told = f"blocked: records are filtered only by since and until, not by '{name}'"
     assert talk.ask("NEG-OPEN", "s", {"since": 1, name: []}, FIRST) == ["NEG-ERR", "s", told]
     assert talk.books.sessions == 0
 
 
 BAD = {
-    "no JSON": ("{", "NOTICE", "no JSON"),
-    "deep": ("[" * 100_000, "NOTICE", "no JSON"),
-    "no list": ("{}", "NOTICE", "no list that begins with a word"),
-    "nothing": ("[]", "NOTICE", "no list that begins with a word"),
-    "an unknown word": ('["REQ", "s", {}]', "NOTICE", "'REQ' is not served here, but for NEG-OPEN, NEG-MSG, NEG-CLOSE"),
+    "no JSON": ("{", "NOTICE", "the message is not JSON"),
+    "deep": ("[" * 100_000, "NOTICE", "the message is not JSON"),
+    "no list": ("{}", "NOTICE", "the message is not a list that begins with a string"),
+    "nothing": ("[]", "NOTICE", "the message is not a list that begins with a string"),
+    "an unknown word": ('["REQ", "s", {}]', "NOTICE", "'REQ' is not served here, only NEG-OPEN, NEG-MSG, NEG-CLOSE"),
     "too few": ('["NEG-OPEN", "s"]', "NOTICE", "NEG-OPEN has 2 fields, must have 4"),
     "no name": ('["NEG-CLOSE", 5]', "NOTICE", "the subscription is 5, must be 1 to 64 characters"),
     "a long name": (json.dumps(["NEG-CLOSE", "s" * 65]), "NOTICE", "the subscription is 's"),
@@ -140,11 +140,11 @@ def test_limits_close_a_session_and_are_named():
     talk = Talk(store(range(100)), rounds_max=1, look_silence_s_max=60, troubles_max=100, sessions_max=1)
     assert talk.ask("NEG-OPEN", "s", {}, "61") == ["NEG-MSG", "s", "61"]
     assert talk.ask("NEG-MSG", "s", "61")[2].startswith("closed: the session is over: 1 rounds, rounds_max is 1")
-    assert talk.ask("NEG-MSG", "s", "61")[2] == "closed: there is no such subscription (any more)"
+    assert talk.ask("NEG-MSG", "s", "61")[2] == "closed: there is no such subscription, or it is closed"
     talk.ask("NEG-OPEN", "s", {}, "61")
     assert talk.ask("NEG-OPEN", "t", {}, "61")[2].startswith("rate-limited: 1 sessions are open")
     talk.subscriptions.waited(61)
-    told = "closed: the session is over: its peer was silent for more than 60 s in all"
+    told = "closed: the session is over: the peer was silent for more than 60 s in total"
     assert talk.ask("NEG-MSG", "s", "61")[2] == told
     talk.ask("NEG-OPEN", "s", {}, "61")
     talk.subscriptions.waited(61)

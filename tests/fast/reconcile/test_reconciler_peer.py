@@ -151,9 +151,9 @@ BAD_FRAMES = {
     "no JSON": (b"O{", "the frame is not JSON: Expecting property name enclosed in double quotes at character 1", 1),
     "a field too many": (b'O{"x":1}', "unknown field 'x'", 1),
     "a wrong field": (b'O{"since":-1}', "since is -1, must be int", 1),
-    "half an id": (b"F" + b"a" * 40, "8 bytes behind the last id", 33),
+    "half an id": (b"F" + b"a" * 40, "8 bytes after the last id", 33),
     "half a head": (b"P" + b"a" * 20, "the frame ends inside the head of a record", 1),
-    "half a body": (b"P" + HEAD.pack(1, 9) + b"a" * 40, "a body of 9 bytes, and 8 are left", 9),
+    "half a body": (b"P" + HEAD.pack(1, 9) + b"a" * 40, "a body of 9 bytes, but only 8 are left", 9),
     "the last time": (b"P" + HEAD.pack(2**64 - 1, NO_BODY) + b"a" * 32, "timestamp 2^64 - 1 is reserved", 1),
 }
 
@@ -238,11 +238,11 @@ def test_a_peer_may_be_silent_for_a_time_between_messages_and_for_a_longer_one_b
     talk.peer.waited(2)
     assert talk.ask(b"F") == b"R"
     assert records.closed == 1  # no message may follow, so nobody needs the snapshot
-    silent = "the session is over: its peer was silent for more than"
-    assert talk.trouble(FIRST).text == f"{silent} 60 s in all"
+    silent = "the session is over: the peer was silent for more than"
+    assert talk.trouble(FIRST).text == f"{silent} 60 s in total"
     talk.client.open()
     talk.peer.waited(601)
-    assert talk.trouble(b"F") == Trouble(error="time", text=f"{silent} 600 s in all")
+    assert talk.trouble(b"F") == Trouble(error="time", text=f"{silent} 600 s in total")
     talk.client.open()
     talk.peer.waited(601)
     talk.peer.expire()
@@ -380,7 +380,7 @@ def test_a_pipe_answers_in_order_and_is_lost_when_it_is_closed():
     pipe.send(b"a")
     pipe.send(b"b")
     assert (pipe.receive(), pipe.receive()) == (b"aa", b"bb")
-    with pytest.raises(Misuse, match="nothing was sent"):
+    with pytest.raises(Misuse, match="every frame that was sent"):
         pipe.receive()
     pipe.close()
     pipe.close()

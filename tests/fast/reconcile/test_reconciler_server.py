@@ -14,13 +14,14 @@ from websockets.uri import parse_uri
 
 from onefold.errors import Misuse
 from onefold.net import http as serving
-from onefold.net.websocket import WebSocket
-from onefold.reconcile import Session, exchange
+from onefold.net.websocket import REPLY_BYTES_MAX, WebSocket
+from onefold.reconcile import Session, dial, exchange, reconcile, record
 from onefold.reconcile.exchange import Opening, Trouble
 from onefold.reconcile.peer import ReconcileLimits
 from onefold.reconcile.records import MemoryRecords
 from onefold.reconcile.server import ReconcileServer, ReconcileSettings
 from onefold.tally import BooksDoNotBalance
+from onefold.verdict import Verdict
 from tests.lib.crowd import crowd
 from tests.lib.reconciling import Client, Running, items, running, some, store
 
@@ -132,7 +133,7 @@ def test_silence_closes_the_connection_and_is_named():
         Client(socket).open()
         with pytest.raises(ConnectionClosed) as closed:
             socket.recv(60)
-        assert str(closed.value.rcvd) == "1000 (OK) idle: nothing was heard for 0.2 s"
+        assert str(closed.value.rcvd) == "1000 (OK) idle for 0.2 s"
         server.wait_for("onefold_reconcile_open_sessions", 0)
 
 
@@ -290,3 +291,24 @@ def test_sessions_have_seats_and_a_seat_is_free_again_when_a_peer_goes():
             first.close()
             server.wait_for("onefold_reconcile_open_sessions", 0)
             assert Client(second).open().records == 3
+
+
+def test_a_server_that_is_stopped_before_it_answers_ends():
+    server = ReconcileServer(MemoryRecords(), ReconcileSettings(port=0))
+    server.stop()
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_a_record_that_no_client_can_receive_is_named_and_the_others_are_pulled():
+    here, there = MemoryRecords(), MemoryRecords()
+    large = record(2, bytes(REPLY_BYTES_MAX))
+    there.add([record(1, b"before"), large, record(3, b"behind")])
+    there.add([record(4 + n, bytes(6 << 20)) for n in range(3)])  # each can be received, all in one frame cannot
+    limits = ReconcileLimits(message_bytes_max=64 << 20, record_bytes_max=32 << 20)
+    with running(there, limits=limits) as server:
+        done = reconcile(here, dial(server.url))
+    assert (len(here), done.connections, done.unpulled) == (5, 1, 1)
+    assert done.pulled.count(Verdict.REJECT, "not_there") == 1

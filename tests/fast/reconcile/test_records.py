@@ -62,7 +62,7 @@ def test_lines_that_are_no_records_are_named_and_the_others_are_kept(tmp_path, o
         (2, "no_json"), (3, "no_time"), (4, "no_time"), (5, "bad_time"), (6, "bad_time"), (7, "bad_time"),
         (8, "no_json"), (9, "too_long"),
     ]  # fmt: skip
-    assert "a:2: no JSON: b'noon \\x1b[2J'\n" in done.stderr
+    assert "a:2: not JSON: b'noon \\x1b[2J'\n" in done.stderr
     assert "a:5: at is 'noon', must be a whole number from 0 to 2^64 - 2\n" in done.stderr
     assert "a:9: more than 524,288 bytes\n" in done.stderr
     assert done.stderr.endswith("2 records stored, 0 known, 8 lines rejected; s.db holds 2 now\n")
@@ -71,8 +71,8 @@ def test_lines_that_are_no_records_are_named_and_the_others_are_kept(tmp_path, o
 def test_only_the_first_bad_lines_are_told_one_by_one(tmp_path, onefold):
     (tmp_path / "a").write_bytes(b"bad\n" * 25)
     done = onefold("records", "add", "s.db", "a", "--time", "at")
-    assert done.stderr.count("no JSON") == 20
-    assert "and 5 more lines that are no records\n" in done.stderr
+    assert done.stderr.count("not JSON") == 20
+    assert "and 5 more lines that are not records\n" in done.stderr
 
 
 def test_ids_can_be_kept_without_their_bytes(tmp_path, onefold):
@@ -86,7 +86,7 @@ def test_ids_can_be_kept_without_their_bytes(tmp_path, onefold):
     assert reasons == [(4, "other_time"), (5, "bad_time"), (6, "bad_id"), (7, "bad_id"), (8, "bad_time")]
     shown = onefold("records", "show", "s.db", first)
     assert (shown.returncode, shown.stdout) == (1, "")
-    assert "only the time is known, 5; its bytes are elsewhere" in shown.stderr
+    assert "has only a time, 5; its bytes are elsewhere" in shown.stderr
 
 
 def test_a_store_is_summed_up_and_listed(onefold, notes):

@@ -146,7 +146,7 @@ def test_the_size_of_ids_is_kept_in_the_file(path):
     SqliteRecords(path, 16).close()
     with closing(SqliteRecords(path)) as records:
         assert records.id_size == 16
-    with pytest.raises(Misuse, match="id_size is 20, and the ids in this file have 16 bytes"):
+    with pytest.raises(Misuse, match="id_size is 20, but the ids in this file have 16 bytes"):
         SqliteRecords(path, 20)
 
 
@@ -155,7 +155,7 @@ def test_a_file_of_another_form_is_not_touched(path):
     with closing(sqlite3.connect(path)) as db:
         db.execute("update record_set set form = 2")
         db.commit()
-    with pytest.raises(Misuse, match="the records have form 2, and this onefold knows form 1"):
+    with pytest.raises(Misuse, match="the records have form 2, this onefold knows form 1"):
         SqliteRecords(path)
 
 
@@ -192,9 +192,9 @@ def test_a_leaf_that_is_lost_is_damage(path):
         db.execute("delete from record_leaves where number = 3")
         db.commit()
     with closing(SqliteRecords(path)) as records:
-        with pytest.raises(Damaged, match=r"r\.db: the directory is not that of the 100 records that were kept"):
+        with pytest.raises(Damaged, match=r"r\.db: the directory does not match the 100 records"):
             records.snapshot()
-        with pytest.raises(Damaged, match="the directory is not that of"):
+        with pytest.raises(Damaged, match="the directory does not match"):
             records.add([record(1, b"x")])
         assert len(records) == 100
 

@@ -1,22 +1,22 @@
-"""A table as one side of a session: its index, and the rows of the few buckets that are looked into.
+"""A table as one side of a session: its index, and the rows of the few buckets that have to be read.
 
-An index cuts the records of a table into *buckets* (`naming.IndexLayout`) and knows of each how many rows it has, the
-sum and the exclusive or of their ids, and where it begins and ends. It is made by one pass of native aggregates, kept
-beside the table, and brought up to date by what is new:
+An index cuts the records of a table into *buckets* (`naming.IndexLayout`) and stores for each the number of rows, the
+sum and the XOR of their ids, and its first and last record. It is built by one pass of native aggregates, kept beside
+the table, and updated incrementally:
 
     index.json         what it was made from, the layout's file, and the parts
     layout-*.npz       where the buckets begin
     part-*.npz         the sums of all buckets over the files that index.json names for this part
 
-A part is good as long as its files are there, as large and as old as they were. New files are read alone and become a
-part; of a part that lost one, the other files are read again. Many parts are folded into fewer, which reads nothing.
-All is read again if the layout is outgrown, or the index is damaged or of another version. A table that is not made of
-plain files has no parts: its index is made each time, and not kept.
+A part is valid while its files exist with the same size and modification time. New files are read alone and become a
+part; if a part lost a file, its other files are read again. Too many parts are folded into fewer, without reading the
+table. Everything is read again if the layout is outgrown, or the index is damaged or of another version. A table that
+is not made of plain files has no parts: its index is built each time, and not kept.
 
-A range that begins and ends with buckets is answered from the index alone. Where a bound lies inside a bucket, or
-records are listed, its rows are read: those of all buckets that a message touches in one Spark job, which ``expect``
-starts, and they stay until the session is over. Ranges are cut where buckets begin, unless the bucket was read, so that
-a cut never needs a job. If files changed in between, that is a `StaleWrite`, not a wrong answer.
+A range that begins and ends at bucket edges is answered from the index alone. Where a bound lies inside a bucket, or
+records are listed, rows are read: those of all buckets that a message needs in one Spark job, which ``expect`` starts,
+and they stay in memory until the session is over. Ranges are cut at bucket edges, unless the bucket was read, so a cut
+hardly ever needs a job. If files changed in between, that is a `StaleWrite`, not a wrong answer.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ from onefold.spark.session import file_status
 from onefold.spark.signature import refuse_inside
 
 Files: TypeAlias = dict[str, tuple[int, int]]
-"""Paths, each with the size and the time of the last change: where both are the same, so are the rows."""
+"""Paths, each with its size and modification time: if both are unchanged, so are the rows."""
 
 IMMUTABLE: Final = frozenset({"parquet", "orc", "json", "jsonl", "ndjson", "csv", "avro", "text"})
-"""Formats in which the rows are those of the files. In others a list of what is deleted may lie beside them."""
+"""Formats in which the rows are exactly those of the files. Others may have lists of deleted rows beside them."""
 
 
 def files_of(df: DataFrame, table: DiffTable) -> Files:
-    """The files of a table, at a millisecond each; none if it is not made of files that can be told apart."""
+    """The files of a table, which takes a millisecond each; empty if its rows are not just those of its files."""
     if table.format not in IMMUTABLE:
         return {}
     files = {}
     for url, size, modified_ms in file_status(df.sparkSession, df.inputFiles()):
-        if url.startswith("file:///"):  # beside a row Spark names a local file with fewer slashes
+        if url.startswith("file:///"):  # `_metadata.file_path` names a local file with fewer slashes
             url = "file:/" + url.removeprefix("file:///")
         files[url] = size, modified_ms
     return files
 
 
 def only(df: DataFrame, files: Iterable[str]) -> DataFrame:
-    """The rows of some files; Spark does not open the others."""
+    """The rows of these files; Spark does not open the others."""
     return df.where(F.col("_metadata.file_path").isin(list(files)))
 
 
@@ -85,17 +85,16 @@ NOTHING: Final = np.uint64(2**64 - 1)
 
 @dataclass(frozen=True)
 class Buckets:
-    """The sums of all buckets of a layout, as columns. Sums of disjoint sets of files add up."""
+    """The sums of all buckets of a layout, as columns. Sums of disjoint sets of files can be added."""
 
     counts: Ints
     sums: Limbs
     xors: Limbs
     low: Stamps
-    """The least and the greatest of what tells buckets apart: the time, or the first word of the id."""
+    """The lowest and the highest sort key of its rows: the time, or in a cut slot the first word of the id."""
     high: Stamps
     first: Rows
-    """An id that has it. Where several rows share it, any of theirs: it tells where the bucket begins and ends, and
-    need not be the very first."""
+    """The id of a row with the lowest key; if several rows share the key, of any of them."""
     last: Rows
 
     def __len__(self) -> int:
@@ -112,7 +111,7 @@ class Buckets:
         return int(self.counts.sum())
 
     def padded(self, size: int) -> Buckets:
-        """With empty ones behind them."""
+        """With empty buckets appended."""
         if size == len(self):
             return self
         empty = Buckets.none(max(0, size - len(self)))
@@ -122,7 +121,7 @@ class Buckets:
         return Buckets(*(column[which] for column in self._columns()))
 
     def __add__(self, other: Buckets) -> Buckets:
-        """The sums of both, which have no rows in common."""
+        """The sums of two sets of files that have no file in common."""
         ours = (self.counts > 0) & ((other.counts == 0) | (self.low <= other.low))
         ours_last = (self.counts > 0) & ((other.counts == 0) | (self.high >= other.high))
         return Buckets(
@@ -136,7 +135,7 @@ class Buckets:
         )
 
     def grouped(self, size: int) -> Buckets:
-        """Each so many neighbours as one; there must be a whole number of groups."""
+        """Every ``size`` neighbours joined into one; the number of buckets must be a multiple."""
         groups = np.arange(0, len(self), size)
         totals, ends = items.running_sums(self.sums), np.append(groups[1:], len(self))
         least = groups + self.low.reshape(-1, size).argmin(axis=1)
@@ -155,7 +154,7 @@ class Buckets:
 
     @staticmethod
     def from_bytes(data: bytes) -> Buckets:
-        """From a file; `BadInput` if it is none of ours."""
+        """Read a part file; `BadInput` if it is not one."""
         columns = read_arrays(data, [field.name for field in fields(Buckets)])
         size = len(next(iter(columns.values())))
         for (name, column), like in zip(columns.items(), Buckets.none(0)._columns(), strict=True):
@@ -168,18 +167,18 @@ class Buckets:
 
 
 ARRAY_BYTES_MAX: Final = 1 << 26
-"""Of one column in a file: the widest column of as many buckets as there can be takes a thirtieth of it."""
+"""Of one column in a file: thirty times the widest column with the largest number of buckets."""
 UNREADABLE: Final = (
     OSError, ValueError, LookupError, EOFError, RuntimeError, RecursionError, MemoryError, struct.error, zlib.error,
     BadZipFile,
 )  # fmt: skip
-"""What zipfile and numpy raise for bytes that are none of theirs."""
+"""What zipfile and numpy raise for malformed bytes."""
 
 
 def read_arrays(data: bytes, names: Sequence[str], *, bytes_max: int = ARRAY_BYTES_MAX) -> dict[str, np.ndarray]:
-    """The columns of these names that ``np.savez_compressed`` wrote; `BadInput` if they are not there.
+    """The columns of these names from a file of ``np.savez_compressed``; `BadInput` if they are not there.
 
-    Not by ``np.load``: what it finds in a file decides how much memory it takes.
+    Not by ``np.load``, which allocates whatever size the file claims.
     """
     columns: dict[str, np.ndarray] = {}
     try:
@@ -205,8 +204,8 @@ def read_arrays(data: bytes, names: Sequence[str], *, bytes_max: int = ARRAY_BYT
 def summed(df: DataFrame, layout: IndexLayout) -> Buckets:
     """The sums of a table with times and ids, in one job.
 
-    All aggregates are over numbers of 64 bits, so Spark keeps them in a hash table and sorts nothing. A sum of 256 bits
-    comes as eight sums of 32-bit halves, which no 2^31 rows of a bucket can overflow.
+    All aggregates are over 64-bit numbers, so Spark uses a hash table and sorts nothing. A sum of 256 bits is computed
+    as eight sums of 32-bit halves, which 2^31 rows in a bucket cannot overflow.
     """
     order = F.col(_ORDER)
     halves = [_swapped(half) for word in WORDS for half in (
@@ -240,8 +239,8 @@ def summed(df: DataFrame, layout: IndexLayout) -> Buckets:
 
 
 def with_bucket(df: DataFrame, layout: IndexLayout, wanted: Ints | None = None) -> DataFrame:
-    """The times, words and buckets of a table with times and ids; of rows in wanted buckets alone."""
-    # The words of an id are dear to make: if the bucket can be told without them, only for rows that are wanted.
+    """The times, words and buckets of a table with times and ids; only of the wanted buckets, if they are given."""
+    # The words of an id are expensive: if the bucket does not need them, they are made only for wanted rows.
     early = layout.by_id_alone
     rows = df if early else df.select(TIME, *words())
     rows = rows.withColumn(_BUCKET, layout.column())
@@ -251,7 +250,7 @@ def with_bucket(df: DataFrame, layout: IndexLayout, wanted: Ints | None = None) 
 
 
 def _among(bucket: Column, wanted: Ints) -> Column:
-    """Whether a bucket is one of these: a look into a bitmap. A join would be a second job, for its broadcast."""
+    """Whether a bucket is one of these, by a bitmap. A join would need a second job, for its broadcast."""
     bits = np.zeros(-(-(int(wanted[-1]) + 1) // 64) * 64, dtype=np.uint8)
     bits[wanted] = 1
     limbs = np.packbits(bits, bitorder="little").view("<i8").tolist()
@@ -260,7 +259,7 @@ def _among(bucket: Column, wanted: Ints) -> Column:
 
 
 def _swapped(half: Column) -> Column:
-    """A number of 32 bits with its bytes the other way round: ids are added up as little-endian numbers."""
+    """A 32-bit number with its bytes reversed: ids are summed as little-endian numbers."""
 
     def byte(column: Column, mask: int) -> Column:
         return column.bitwiseAND(F.lit(mask))
@@ -274,18 +273,18 @@ def _bytes(columns: list[Ints]) -> Rows:
 
 
 def total(parts: Iterable[Buckets], size: int) -> Buckets:
-    """The sums of several parts of a table, which may have been made when there were fewer buckets."""
+    """The sums of several parts of a table, some perhaps from when the layout had fewer buckets."""
     return reduce(Buckets.__add__, (part.padded(size) for part in parts), Buckets.none(size))
 
 
 ROWS_MAX: Final = 1_000_000
-"""Rows that a session may read: some 70 MB in the driver, with their totals. A peer decides how many it needs."""
+"""Rows that a session may read: some 70 MB in the driver, with their totals. The peer decides how many it needs."""
 FEW: Final = 256
-"""A range with fewer records in whole buckets is read at once: it is likely to be listed. Lists have less than 32."""
+"""A range with fewer records in whole buckets is read in advance: it may be listed. Lists have fewer than 32."""
 MANY: Final = 1 << 16
-"""A range to be listed with more records than this is not read before somebody asks: it will not fit into a frame."""
+"""A range to be listed with more records than this is not read in advance: it will not fit into a frame."""
 SPANS_MAX: Final = 64
-"""So many stretches of time are told to the reader of files; of more only where they begin and end."""
+"""Up to this many spans of time are pushed down to the file reader; of more, only the overall span."""
 
 
 @dataclass(frozen=True)
@@ -298,12 +297,12 @@ class Indexed:
 
     @cached_property
     def starts(self) -> Ints:
-        """The rank of the first record of each bucket, and behind them the number of all."""
+        """The rank of the first record of each bucket; then the number of records."""
         return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.buckets.counts)))
 
     @cached_property
     def filled(self) -> Ints:
-        """How many of the buckets below each have rows."""
+        """How many of the buckets below each one have rows."""
         return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.buckets.counts > 0)))
 
     @cached_property
@@ -343,25 +342,25 @@ class TableItems:
         return int(self._index.starts[-1])
 
     def expect(self, upper: Bounds, whole: Flags) -> None:
-        """Read all buckets that the answers to these ranges need, in one job."""
+        """Read all buckets that these ranges need, in one job."""
         if not len(upper):
             return
         index = self._index
         places, inside, above = self._between(upper)
-        # The whole buckets of a range: from behind that of its lower bound to before that of its upper bound.
-        last, behind = places + above, places + (above | inside)
-        first = np.minimum(np.concatenate((np.zeros(1, dtype=np.int64), behind[:-1])), last)
+        # The whole buckets of a range: those between the buckets of its lower and of its upper bound.
+        last, after = places + above, places + (above | inside)
+        first = np.minimum(np.concatenate((np.zeros(1, dtype=np.int64), after[:-1])), last)
         counts, alone = index.starts[last] - index.starts[first], index.filled[last] - index.filled[first] == 1
         wanted = (counts < FEW) | alone | (whole & (counts <= MANY))
         self._load(np.concatenate((places[inside], items.spans(first[wanted], last[wanted]))))
 
     def cuts(self, ranks: Ints, lower: Ints, upper: Ints) -> Ints:
-        """The same ranks, or the nearest ends of buckets where a rank is inside one that was not read."""
+        """The same ranks, or the nearest bucket edge where a rank is inside an unread bucket."""
         starts, places = self._index.starts, self._places(ranks)
         begin, end = starts[places], starts[places + 1]
         inside = (ranks > begin) & (self._offsets[places] < 0)
         below, above = begin > lower, end < upper
-        self._load(places[inside & ~below & ~above])  # the range lies within one bucket: there is no end to move to
+        self._load(places[inside & ~below & ~above])  # the range lies within one bucket: there is no edge to move to
         nearer = below & (~above | (ranks - begin <= end - ranks))
         return np.asarray(np.where(inside & (below | above), np.where(nearer, begin, end), ranks), dtype=np.int64)
 
@@ -370,7 +369,7 @@ class TableItems:
         ranks, which = self._index.starts[places + above], np.flatnonzero(inside)
         if len(which):
             self._load(places[which])
-            # What was read is in order, so a bound inside a bucket is found among the rows of that bucket.
+            # The rows read are sorted, so a bound inside a bucket is found among the rows of that bucket.
             inner = self._read.find(bounds.take(which)) - self._offsets[places[which]]
             ranks[which] = self._index.starts[places[which]] + inner
         return ranks
@@ -386,9 +385,9 @@ class TableItems:
         index, places = self._index, self._places(ranks)
         inner, counts = ranks - index.starts[places], index.buckets.counts[places]
         first, last = inner == 0, inner == counts - 1
-        # The ends of a bucket are known. Of two rows that are alike in what tells buckets apart, not which is which.
-        vague = (counts == 2) & (index.buckets.low[places] == index.buckets.high[places])
-        self._load(places[~(first | last) | vague])
+        # The ends of a bucket are in the index; but of two rows with the same key, not which comes first.
+        tied = (counts == 2) & (index.buckets.low[places] == index.buckets.high[places])
+        self._load(places[~(first | last) | tied])
         offsets = self._offsets[places]
         read = offsets >= 0
         times, ids = np.empty(len(ranks), dtype=np.uint64), np.empty((len(ranks), self.id_size), dtype=np.uint8)
@@ -408,16 +407,16 @@ class TableItems:
         return self
 
     def close(self) -> None:
-        """Let go of what was read. May be called twice."""
+        """Free the rows that were read. May be called twice."""
         self._read = Columns(np.zeros(0, dtype=np.uint64), np.zeros((0, self.id_size), dtype=np.uint8))
-        self._offsets = np.full(len(self._index.buckets), -1, dtype=np.int64)  # in what was read; -1: not read
+        self._offsets = np.full(len(self._index.buckets), -1, dtype=np.int64)  # of buckets in `_read`; -1: not read
 
     def _places(self, ranks: Ints) -> Ints:
-        """The bucket of each rank; the number of buckets for what is above all."""
+        """The bucket of each rank; for the rank after the last record, the number of buckets."""
         return np.searchsorted(self._index.starts, ranks, side="right") - 1
 
     def _between(self, bounds: Bounds) -> tuple[Ints, Flags, Flags]:
-        """For each bound its bucket, whether it lies between rows of it, and whether it lies above all of them."""
+        """For each bound its bucket, whether it lies between rows of the bucket, and whether above all of them."""
         layout, buckets = self._index.layout, self._index.buckets
         words = naming.first_words(bounds)
         places = layout.places(bounds.timestamps, words)
@@ -443,7 +442,7 @@ class TableItems:
         return xors
 
     def _inside(self, ranks: Ints) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
-        """The buckets, which ranks lie inside theirs, and for these where the bucket begins and they are, as read."""
+        """The buckets of the ranks; which ranks lie inside one; for those, bucket start and rank in `_read`."""
         places = self._places(ranks)
         over = ranks - self._index.starts[places]
         inner = np.flatnonzero(over)
@@ -459,14 +458,14 @@ class TableItems:
             return
         rows = len(self._read) + int(index.buckets.counts[wanted].sum())
         if rows > self._rows_max:
-            raise SessionLimit(f"the session is over: it needs {rows} rows, rows_max is {self._rows_max}")
+            raise SessionLimit(f"the session is over: it needs {rows} rows of the table, rows_max is {self._rows_max}")
         records = index.read(wanted)
         self._check(records, wanted)
         merged = self._read.merged(records)
         ids = np.sort(items.texts(merged.ids))
-        if len(twice := np.flatnonzero(ids[1:] == ids[:-1])):  # at two times it may be in two buckets
+        if len(twice := np.flatnonzero(ids[1:] == ids[:-1])):  # perhaps in two buckets, at two times
             id = ids[twice[0]].ljust(self.id_size, b"\0").hex()
-            raise BadInput(f"{index.path}: id {id} is there twice: name the columns that tell rows apart", id=id)
+            raise Misuse(f"{index.path}: id {id} is there twice: name the columns that tell rows apart", id=id)
         loaded = np.union1d(np.flatnonzero(self._offsets >= 0), wanted)
         counts = index.buckets.counts[loaded]
         offsets = self._offsets.copy()
@@ -479,11 +478,11 @@ class TableItems:
         counts = np.bincount(np.searchsorted(wanted, places), minlength=len(wanted))
         if len(counts) != len(wanted) or (counts != index.buckets.counts[wanted]).any():
             expected = int(index.buckets.counts[wanted].sum())
-            text = f"{index.path} changed during the session: {len(records)} rows where the index knows {expected}"
+            text = f"{index.path} changed during the session: {len(records)} rows, the index has {expected}"
             raise StaleWrite(text, rows=len(records), known=expected)
         ends = np.cumsum(counts)
         if (records.xors[ends] ^ records.xors[ends - counts] != index.buckets.xors[wanted]).any():
-            text = f"{index.path} changed during the session: as many rows, but others than the index knows"
+            text = f"{index.path} changed during the session: as many rows as in the index, but others"
             raise StaleWrite(text, rows=len(records))
 
 
@@ -491,14 +490,14 @@ VERSION: Final = 1
 SUFFIX: Final = ".onefold-index"
 HEAD: Final = "index.json"
 OWN: Final = re.compile(r"(part|layout)-[0-9a-f]{32}\.npz")
-"""What only an index calls a file: nothing else in its folder is ever removed."""
+"""Names that only an index gives: no other file in its folder is ever removed."""
 BUCKET_ROWS: Final = 128
-"""Rows that a bucket should have: 4 kB of ids, where a bound lies in it. Of 10 million rows it is 150 all the same."""
+"""Rows per bucket: 4 kB of ids to read for a bound inside it. With 10 million rows it is 150: buckets are limited."""
 PARTS_MAX: Final = 16
 UNREADABLE_INDEX: Final = (OSError, BadInput, ValueError, KeyError, TypeError, RecursionError)
-"""What reading a file may raise that is gone, torn, or somebody else's."""
+"""What reading a file may raise that is missing, torn, or not ours."""
 OUTGROWN: Final = 4
-"""So many times the rows that a layout was thought out for are too many for it."""
+"""A layout is rebuilt when the table has this many times the rows that it was made for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,7 +517,7 @@ class _State:
 
 
 class TableIndex:
-    """The index of a table, in ``folder`` or beside it. Each set of columns has one of its own in there."""
+    """The index of a table, in ``folder`` or beside the table. Each set of columns has its own subfolder."""
 
     def __init__(
         self, spark: SparkSession, table: DiffTable, naming: Naming, *, folder: str | None = None,
@@ -529,15 +528,15 @@ class TableIndex:
         self._spark, self._table, self._naming, self._bucket_rows = spark, table, naming, bucket_rows
         if folder is not None:
             refuse_inside(("the table", table.path), ("the index", folder))
-        elif not any(sign in table.path for sign in "*?[{"):  # a name for many paths: there is no "beside it"
-            # Hidden: as another folder it would be read as a part of the table that this one is a partition of.
+        elif not any(sign in table.path for sign in "*?[{"):  # a pattern has no place "beside it"
+            # Hidden: if the table is a partition of a larger one, Spark must not read the index as another partition.
             above, slash, name = table.path.rstrip("/").rpartition("/")
             folder = f"{above}{slash}.{name}{SUFFIX}"
         self._folder = folder
         self._state: _State | None = None
 
     def refresh(self) -> Indexed:
-        """The table as it is now, with an index that knows all its rows. Cost: one pass over the new files."""
+        """The current table with an index of all its rows. Cost: one pass over the new files."""
         try:
             df = read_table(self._spark, self._table)
             return Indexed(self._table.path, df, self._naming, *self._refreshed(df))
@@ -549,12 +548,12 @@ class TableIndex:
         if not files or self._folder is None:
             return self._made(df)
         path = str(Place(self._spark, table.path)) if "*" not in table.path else table.path
-        options = _digest(sorted(table.options.items()))  # one may be a secret
+        options = _digest(sorted(table.options.items()))  # not in plain text: one may be a secret
         source = {"path": path, "format": table.format, "options": options}
         made_from = {**self._naming.made_from(df), **source, "bucket_rows": self._bucket_rows}
         store = _Store(Place(self._spark, self._folder) / _digest(made_from), made_from)
         state = self._state
-        if state is None or state.made_from != made_from:  # a new file may bring a column, or a wider type
+        if state is None or state.made_from != made_from:  # a new file may add a column, or widen a type
             state = store.read()
         self._state = state = self._updated(df, files, state, store)
         return state.layout, state.buckets
@@ -594,8 +593,8 @@ class TableIndex:
     def _made(self, df: DataFrame) -> tuple[IndexLayout, Buckets]:
         """A layout for the whole table, and its sums.
 
-        Rows without a time are scattered over 65,536 buckets by the first bits of their ids, in one pass; neighbours
-        are then put together. Of rows with a time a first pass reads that column alone, and the second one adds up.
+        Without a time column, one pass puts the rows into 65,536 buckets by the first bits of their ids, and neighbours
+        are then joined. With a time column, a first pass reads that column for the layout, a second one sums.
         """
         if self._naming.time is not None:
             layout = self._by_time(df, after=-1)
@@ -607,7 +606,7 @@ class TableIndex:
         return layout, grouped.padded(len(layout))
 
     def _extended(self, df: DataFrame, layout: IndexLayout, buckets: Buckets) -> tuple[IndexLayout, Buckets]:
-        """The layout with room for the times of more rows, after all those in the buckets, and the sums of these."""
+        """The layout extended for the times of more rows that are after all times in the buckets; and their sums."""
         if self._naming.time is not None:
             last = np.flatnonzero(buckets.counts > 0)[-1:]
             times = np.where(layout.cut[last], layout.starts[layout.slots[last]], buckets.high[last])
@@ -618,7 +617,7 @@ class TableIndex:
         return layout, summed(self._naming.with_id(df), layout)
 
     def _by_time(self, df: DataFrame, after: int) -> IndexLayout:
-        """A layout for the rows after a time; `BadInput` if a row has no time."""
+        """A layout for the rows after a time; `BadInput` if a row has no valid time."""
         time = F.col(TIME)
         later = F.when(time > after, time)
         times = self._naming.with_id(df).select(TIME)
@@ -640,7 +639,7 @@ class _Store:
         self._folder, self.made_from = folder, made_from
 
     def read(self) -> _State | None:
-        """What is kept; None if there is nothing, or nothing that can be read."""
+        """The stored index; None if there is none that can be read."""
         try:
             head = (self._folder / HEAD).read_json()
             if head["version"] != VERSION or head["made_from"] != self.made_from:
@@ -657,14 +656,14 @@ class _Store:
         return None if buckets is None else _State(self.made_from, head["layout"], layout, parts, buckets)
 
     def total(self, parts: Sequence[IndexPart], size: int) -> Buckets | None:
-        """The sums of these parts; None if one cannot be read, as after another process has folded it."""
+        """The sums of these parts; None if one cannot be read, perhaps because another process has folded it."""
         try:
             return total((Buckets.from_bytes((self._folder / part.name).read_bytes()) for part in parts), size)
         except UNREADABLE_INDEX:
             return None
 
     def folded(self, parts: Sequence[IndexPart], size: int) -> Sequence[IndexPart]:
-        """The same parts; if there are too many, the smaller half of them as one."""
+        """The same parts; if there are too many, the smaller half is joined into one."""
         if len(parts) <= PARTS_MAX:
             return parts
         ordered = sorted(parts, key=lambda part: part.rows)
@@ -685,7 +684,7 @@ class _Store:
         return name
 
     def write(self, state: _State) -> None:
-        """Make this the index, and remove what no longer belongs to it."""
+        """Make this the index, and remove files that no longer belong to it."""
         parts = [
             {"name": part.name, "rows": part.rows, "files": [[name, *stamp] for name, stamp in part.files.items()]}
             for part in state.parts

@@ -1,6 +1,6 @@
-"""A Spark table where a store of records is expected: others can find what they and the table lack of each other.
+"""A Spark table as a read-only store of records, so that a server can offer it for reconciliation.
 
-Ids alone: nobody is given the bytes of a row, and nothing is written.
+Only ids are served: the rows themselves are not sent, and nothing is written.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from onefold.spark.peer.naming import ID, TIME, rows_of, words
 
 
 def rows_with(index: Indexed, ids: Sequence[bytes]) -> DataFrame:
+    """The rows of the table with these ids."""
     return _with_ids(index, ids).select(*(F.col(quoted(name)) for name in index.df.columns))
 
 
@@ -37,13 +38,13 @@ def _with_ids(index: Indexed, ids: Sequence[bytes]) -> DataFrame:
 
 
 REFRESH_S: Final = 10.0
-"""A session sees a table that was looked at so many seconds ago, or less."""
+"""A session sees the table as it was at most so many seconds ago."""
 
 
 class TableRecords:
     """The rows of a table, as `onefold.reconcile.records.Records` without bodies.
 
-    The index is made with the first session, and brought up to date when another opens, at most every ``refresh_s``.
+    The index is built with the first session, and updated when another opens, at most every ``refresh_s``.
     """
 
     id_size: Final = 32
@@ -55,19 +56,19 @@ class TableRecords:
         self._index, self._refresh_s, self._rows_max, self._clock = index, refresh_s, rows_max, clock
         self._lock = threading.Lock()
         self._indexed: Indexed | None = None
-        self._looked, self._closed = 0.0, False
+        self._refreshed_at, self._closed = 0.0, False
 
     def __len__(self) -> int:
         return self._now().buckets.rows
 
     def add(self, records: Sequence[Record]) -> list[bool]:
-        raise Misuse("a Spark table is read here, and not written: write to it with Spark")
+        raise Misuse("a Spark table is read-only here: write to it with Spark")
 
     def remove(self, ids: Sequence[bytes]) -> int:
-        raise Misuse("a Spark table is read here, and not written: write to it with Spark")
+        raise Misuse("a Spark table is read-only here: write to it with Spark")
 
     def read(self, ids: Sequence[bytes]) -> list[Record | None]:
-        """The records with these ids, without bodies, by one job; None for one that is not there."""
+        """The records with these ids, without bodies, by one job; None for a missing one."""
         if wrong := next((id for id in ids if len(id) != self.id_size), None):
             raise Misuse(f"an id has {len(wrong)} bytes, must have {self.id_size}")
         if not ids:
@@ -86,7 +87,7 @@ class TableRecords:
         with self._lock:
             if self._closed:
                 raise Misuse("the table is closed")
-            if self._indexed is None or self._clock() - self._looked >= self._refresh_s:
+            if self._indexed is None or self._clock() - self._refreshed_at >= self._refresh_s:
                 self._indexed = self._index.refresh()
-                self._looked = self._clock()
+                self._refreshed_at = self._clock()
             return self._indexed
