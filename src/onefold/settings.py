@@ -553,13 +553,20 @@ def _override(data: dict[str, Any], environ: Mapping[str, str]) -> tuple[dict[tu
 
 
 def _literal(text: str, annotation: Any) -> Any:
-    """The text as a TOML value where the key takes numbers, lists or tables; else as it stands, quoted or not."""
+    """The text as a TOML value where the key takes numbers, booleans, lists or tables; else as it stands."""
     try:
         table = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    takes_more = {int, tuple, dict, Value} & {annotation, get_origin(annotation), *get_args(annotation)}
-    return table["value"] if len(table) == 1 and (takes_more or isinstance(table["value"], str)) else text
+    is_typed = any(each in (int, bool, tuple, dict, Value) for each in _types(annotation))
+    return table["value"] if len(table) == 1 and (is_typed or isinstance(table["value"], str)) else text
+
+
+def _types(annotation: Any) -> Iterator[Any]:
+    """The annotation, and all types in it."""
+    yield from (annotation, get_origin(annotation))
+    for inner in get_args(annotation):
+        yield from _types(inner)
 
 
 def _problem(detail: ErrorDetails, path: Path, origins: Mapping[tuple[str, ...], str]) -> str:

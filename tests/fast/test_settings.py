@@ -297,6 +297,14 @@ def test_the_environment_can_say_what_the_file_leaves_out(pipeline):
     assert pipeline("", ONEFOLD_SOURCE__PATH="/a", ONEFOLD_PUBLISH__PATH="/b").publish.path == "/b"
 
 
+def test_the_environment_can_name_booleans_and_several_topics(pipeline):
+    kafka = '[source]\nformat = "kafka"\nbootstrap_servers = "h:1"\n[judge]\nengine = "ids"\n[publish]\npath = "out"\n'
+    assert pipeline(kafka, ONEFOLD_SOURCE__TOPIC='["a", "b"]').source.path == "kafka://h:1/a,b"
+    assert pipeline(kafka, ONEFOLD_SOURCE__TOPIC="a").source.path == "kafka://h:1/a"
+    lorawan = PATHS + '[judge]\nengine = "lorawan"'
+    assert pipeline(lorawan, ONEFOLD_JUDGE__STRICT_ADR="true").judge.strict_adr is True
+
+
 def test_the_environment_cannot_smuggle_in_a_second_key(pipeline):
     (line,) = refusal(pipeline, PATHS, ONEFOLD_JUDGE__GAP_COUNT_MAX="5\nfloor = 1")
     assert line == r'ONEFOLD_JUDGE__GAP_COUNT_MAX: is "5\nfloor = 1", must be a whole number'

@@ -62,7 +62,11 @@ def test_without_the_time_check_says_that_it_looks_like_restarts_and_what_to_wri
     done = here("check", messages, "--key", "device", "--sequence", "seq", cwd=air)
     assert " repeats have a 'ts' of their own, and " in done.stderr
     assert "the sequence begins anew while 'ts' rises; --time ts would tell" in done.stderr
-    assert f"try: onefold check {messages} --producer device --sequence seq --time ts" in done.stderr.splitlines()
+    better = f"try: onefold check {messages} --producer device --sequence seq --time ts"
+    assert better in done.stderr.splitlines()
+    more = ("--format", "parquet", "--bad-files", "set_aside", "--option", "mergeSchema=true")
+    done = here("check", messages, "--key", "device", "--sequence", "seq", *more, cwd=air)
+    assert f"{better} {' '.join(more)}" in done.stderr.splitlines()
 
 
 def test_copies_that_only_come_later_do_not_look_like_restarts(spark, tmp_path):

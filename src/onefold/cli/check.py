@@ -1,7 +1,7 @@
 """``onefold check``: what is wrong with a data set, without writing anything."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from rich.text import Text
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _KEY = "stream,partition,publisher,chain"
 GAP_COUNT_MAX = 10_000
 """As the engines have it by default."""
+READING: Final = {"--format": "auto", "--bad-files": "stop", "--partition-types": "text", "--master": "local[*]"}
+"""Options of the reader with their defaults."""
 
 _NUMBERS: Final = "If rows have a number and the one before it (chains)"
 _SOURCES: Final = "If rows have a source and a running number (producers)"
@@ -240,9 +242,8 @@ def check(
         )  # fmt: skip
         result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
     has_findings = _show_findings(result, json)
-    for untold in (each for each in result["cannot_tell"] if each["option"] == "time"):
-        better = _command(path, engine, {"time": untold["value"]}, option or ())
-        people.lines(text.foreign(f"try: {better}", text.LINE_MAX))
+    reading = {"--format": format, "--bad-files": bad_files, "--partition-types": partition_types, "--master": master}
+    people.lines(*_better_commands(result, path, engine, reading, option or ()))
     if has_findings:
         raise Exit(1)
 
@@ -351,25 +352,23 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
     return bool(findings)
 
 
-def _command(path: str, engine: "Engine", changes: Mapping[str, str], reading: Sequence[str]) -> str:
-    """The command with these columns, by their roles, instead of its own, and the options of its reader."""
+def _better_commands(
+    result: Mapping[str, Any], path: str, engine: "Engine", reading: Mapping[str, str], options: Sequence[str]
+) -> Iterator[Text]:
+    """The command with the time column that would tell restarts of counters from copies."""
     from onefold.spark.columns import Usual
 
-    chosen: dict[str, list[str]] = {}
-    for role, name in engine.columns.named:
-        if not isinstance(name, Usual):
-            chosen.setdefault(role, []).append(name)
-    named = {**{role: ",".join(names) for role, names in chosen.items()}, **changes}
-    options = [(f"--{role.replace('_', '-')}", name) for role, name in named.items()]
-    return shlex.join(
-        [
-            "onefold",
-            "check",
-            path,
-            *(word for pair in options for word in pair),
-            *(word for each in reading for word in ("--option", each)),
-        ]
-    )
+    for untold in (each for each in result["cannot_tell"] if each["option"] == "time"):
+        columns: dict[str, list[str]] = {}
+        for role, name in engine.columns.named:
+            if not isinstance(name, Usual):
+                columns.setdefault(role, []).append(name)
+        named = {**{role: ",".join(names) for role, names in columns.items()}, "time": untold["value"]}
+        pairs = [(f"--{role.replace('_', '-')}", name) for role, name in named.items()]
+        pairs += [pair for pair in reading.items() if pair not in READING.items()]
+        pairs += [("--option", option) for option in options]
+        command = shlex.join(["onefold", "check", path, *(word for pair in pairs for word in pair)])
+        yield text.foreign(f"try: {command}", text.LINE_MAX)
 
 
 def what_names(path: str, columns: Sequence[str]) -> Misuse:

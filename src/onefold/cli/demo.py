@@ -49,6 +49,7 @@ FILES = 40
 """The traffic comes in so many files, one of them a batch: a minute or two to look at."""
 EVENTS, STREAM, LITE = "events", "stream", "lite"
 SALES = "sales.jsonl"
+CHAINS: Final = 500
 TILLS: Final = 40
 BEGIN_MS: Final = 1_772_352_000_000
 MISSING_SHOWN: Final = 3
@@ -60,10 +61,10 @@ _OWN: Final = {
         re.compile(r"messages/part-\d{5}\.(parquet|jsonl)|truth/(rows|lost|missing)\.parquet|truth/traffic\.json"),
     ),
     STREAM: re.compile(
-        r"(stream\.json|progress\.jsonl|report\.html)(\.new)?|_staging/.*"
+        r"(stream\.json|progress\.jsonl|figures\.json|report\.html)(\.new)?|_staging/.*"
         r"|batches/\d{12}/(tally\.json|[a-z]+/[._]*(part-|SUCCESS).*)"
     ),
-    f"{STREAM}.checkpoint": re.compile(r"\.?(metadata|_onefold)[^/]*|(offsets|commits|state|sources)/.*"),
+    f"{STREAM}.checkpoint": re.compile(r"\.?(metadata|_onefold)[^/]*|(offsets|commits|state|sources|memory)/.*"),
     LITE: re.compile(re.escape(SALES)),
 }
 """The files that a demo makes, which the next one clears away; any other one is kept, and named."""
@@ -79,7 +80,7 @@ def demo(
     rows: Annotated[
         int, Option(min=1_000, help="How many rows of chains arrive; of events a tenth as many.")
     ] = 200_000,
-    chains: Annotated[int, Option(min=1, help="From how many chains.")] = 500,
+    chains: Annotated[int, Option(min=1, help="From how many chains.")] = CHAINS,
     seed: Annotated[int, Option(help="Other seed, other traffic.")] = 1,
     serve: Annotated[
         bool, Option("--serve", help="Show it live in a browser, then the same traffic as a stream, until Ctrl-C.")
@@ -93,6 +94,8 @@ def demo(
     if lite:
         if serve:
             raise Misuse("--serve has no effect with --lite: there is no stream to watch")
+        if chains != CHAINS:
+            raise Misuse(f"--chains has no effect with --lite: its file is of {TILLS} tills")
         return _judge_file(out, rows // 10, seed, as_json)
     from onefold.testing.faults import Faults
     from onefold.testing.traffic import Traffic, make, score, write
@@ -167,7 +170,7 @@ def _tell_truth(result: dict[str, Any], twice: int, lost: int, more: str = "") -
 
 
 def _stream_live(out: Path, messages: str, rules: dict[str, str], console: ConsoleServer) -> None:
-    people.print(f"[bold]4[/] The same traffic as a stream, a file at a time: {console.url} shows it. Ctrl-C ends it.")
+    people.print(f"[bold]3[/] The same traffic as a stream, a file at a time: {console.url} shows it. Ctrl-C ends it.")
     source = {"path": messages, "mode": "stream", "trigger": "2 seconds", "options": {"maxFilesPerTrigger": "1"}}
     live = {"source": source, "judge": rules, "publish": {"path": str((out / STREAM).absolute())}}
     try:
@@ -250,8 +253,9 @@ def _judge_file(out: Path, rows: int, seed: int, as_json: bool) -> None:
             people.print(f"  of the {len(lost):,} that never came, ids leave no trace: the next engine finds them")
         else:
             ranges = text.many(len(judged.missing), "range")
-            people.print(f"  never came: {len(judged.lost):,} of {len(lost):,} found, in {ranges}:")
-            people.lines(*(f"    {words}" for words in judged.missing[:MISSING_SHOWN]), "    ...")
+            people.print(f"  never came: {len(judged.lost):,} of {len(lost):,} found, in {ranges}")
+            more = ["    ..."] if len(judged.missing) > MISSING_SHOWN else []
+            people.lines(*(f"    {words}" for words in judged.missing[:MISSING_SHOWN]), *more)
         figures[engine] = {
             "tally": tally.to_dict(), "counted_twice": twice, "lost": missing, "missing_ranges": len(judged.missing),
             "missing_found": len(judged.lost), "missing_invented": judged.invented, "check": options,

@@ -46,9 +46,14 @@ def template(values: Mapping[str, object] = SET) -> str:
             if engine and any(isinstance(mark, Only) and not mark.suits(engine) for mark in field.metadata):
                 continue
             default = "none" if field.default is None else field.default
-            line = f"{key} = {json.dumps(values.get(name, default))}"
+            line = f"{key} = {_toml(values.get(name, default))}"
             lines += ["", *_comment(field.description or ""), line if name in values else f"#{line}"]
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    """JSON is TOML too, but for the two halves of a character beyond 16 bits, and a raw DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _comment(text: str) -> list[str]:

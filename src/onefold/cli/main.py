@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any, Final
 
 import typer
@@ -23,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from onefold import __version__
 from onefold.errors import BadInput, Misuse, OnefoldError
+from onefold.text import plain
 
 SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Look at data": ("check", "window", "diff"),
@@ -179,7 +181,9 @@ To clean what `check` finds, every day:
 New here? onefold demo. All commands: onefold --help. Is all installed? onefold doctor."""
 TAKE_URLS: Final = {"check", "diff", "audit", "explain", "window", "report", "memory", "init", "lorawan"}
 """The commands that read, or write, wherever Spark or pyarrow can."""
-STORE: Final = re.compile(r"\b(s3[an]?|gs|abfss?|wasbs?|hdfs|dbfs):/\S*")
+STORE: Final = re.compile(r"(s3[an]?|gs|abfss?|wasbs?|hdfs|dbfs):/\S*")
+NO_PATHS: Final = ("--name", "--message")
+"""Options whose values may look like a URL of a store without being one."""
 COMPLETE: Final = "_ONEFOLD_COMPLETE"
 """The variable by which the script of `onefold completion` asks for completions."""
 
@@ -336,8 +340,9 @@ def main(argv: list[str] | None = None) -> int:
 def _refuse_stores(words: Sequence[str]) -> None:
     """Refuse the URL of a store where a path of this machine is meant, which would become a folder called ``s3:``."""
     if words and words[0] not in TAKE_URLS:
-        for word in words[1:]:
-            if (url := STORE.search(word)) is not None:
+        for option, word in pairwise(words):
+            value = word.partition("=")[2] if word.startswith("--") else word
+            if option not in NO_PATHS and (url := STORE.match(value)) is not None:
                 which = "the pipeline's file must be" if words[0] == "run" else f"onefold {words[0]} reads and writes"
                 raise Misuse(f"{url[0]}: {which} on this machine; give a path", wrong=word)
 
@@ -368,10 +373,8 @@ def describe(error: BaseException) -> tuple[int, str]:
     """
     if isinstance(error, typer.TyperException):  # usage: an option, argument or command that is not there
         context = getattr(error, "ctx", None)
-        return (
-            2,
-            f"{' '.join(error.format_message().split())} (see {context.command_path if context else 'onefold'} --help)",
-        )
+        message = plain(" ".join(error.format_message().split()))
+        return 2, f"{message} (see {context.command_path if context else 'onefold'} --help)"
     if isinstance(error, Misuse | BadInput):
         return 2, str(error)
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(package := str(error.name).partition(".")[0])):

@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +39,10 @@ _KNOWN: Final = (
     "onefold-log",
     "kafka",
 )
+NAME_WORDS_MAX: Final = 12
+"""How many words of a command line may be one file name that was not quoted."""
+PATTERN_COMMANDS: Final = ("check", "window")
+"""The commands that take one path, which may be a pattern such as data/*.jsonl."""
 SMALL_BYTES: Final = 96 << 20
 """Up to as many of JSON lines, a check was seen to be faster with the JVM's quick compiler alone."""
 PACKING: Final = 8
@@ -80,11 +83,18 @@ def corrected(words: Sequence[str], values: Mapping[str, Any]) -> str | None:
 
 
 def quoted(words: Sequence[str]) -> str | None:
-    """The command with quotes around the name of a file that has spaces in it; None if there is no such file."""
-    for first, last in combinations(range(len(words) + 1), 2):
-        if last - first > 1 and Path(name := " ".join(words[first:last])).exists():
-            return shlex.join(["onefold", *words[:first], name, *words[last:]])
-    return None
+    """The command with quotes around a file name that has spaces, or around the pattern that the shell expanded."""
+    for first in range(len(words)):
+        for last in range(first + 2, min(first + NAME_WORDS_MAX, len(words)) + 1):
+            if os.path.exists(name := " ".join(words[first:last])):  # Path.exists raises if it is too long
+                return shlex.join(["onefold", *words[:first], name, *words[last:]])
+    files = [word for word in words[1:] if os.path.isfile(word)] if words[0] in PATTERN_COMMANDS else []
+    folders, suffixes = ({getattr(Path(file), part) for file in files} for part in ("parent", "suffix"))
+    if len(files) < 2 or len(folders) > 1 or len(suffixes) > 1:
+        return None
+    stem = os.path.commonprefix([file.removesuffix(Path(file).suffix) for file in files])  # noqa: RUF071 # of letters
+    pattern = f"{stem}*{suffixes.pop()}"
+    return shlex.join(["onefold", words[0], pattern, *(word for word in words[1:] if word not in files)])
 
 
 def format_of(path: str) -> str:

@@ -42,7 +42,10 @@ Plan: TypeAlias = Annotated[
 ]
 Host: TypeAlias = Annotated[str, Option(help="The address to listen on; more than loopback needs a token.")]
 Port: TypeAlias = Annotated[int, Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")]
-TokenFile: TypeAlias = Annotated[Path | None, Option(help=f"A file with the token that clients must send; or {TOKEN}.")]
+TokenFile: TypeAlias = Annotated[
+    Path | None,
+    Option(exists=True, dir_okay=False, help=f"A file with the token that clients must send; or {TOKEN}."),
+]
 AsJson: TypeAlias = Annotated[bool, Option("--json", help="When ready, print the address as one line of JSON.")]
 Connections: TypeAlias = Annotated[int, Option(min=1, help="Connections at the same time.")]
 RetainBytes: TypeAlias = Annotated[

@@ -1,5 +1,6 @@
 """``onefold report``: the page of a run, made again from what the run left."""
 
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,7 +40,9 @@ def report(
     path = out if out is not None else f"{beside}/{PAGE}"
     lines = list(loaded.lines())  # all of the document is looked at before anything is written
     if (file := local_folder(path)) is not None:
-        replace_file(file, loaded.html().encode())
+        file = file / PAGE if file.is_dir() else file
+        write = Path.write_bytes if file.exists() and not file.is_file() else replace_file  # such as /dev/stdout
+        write(file, loaded.html().encode())
         path = str(file.absolute())
     else:
         from onefold.spark.objects import file_system
@@ -63,13 +66,13 @@ def _documents_of(run: str) -> Iterator[Path]:
     if local is not None:
         yield local
         return
-    from onefold.report.documents import BATCHES, DIFF, FIGURES, PROGRESS, RUN, STREAM, TALLY
+    from onefold.report.documents import BATCHES, DIFF, FIGURES, NUMBERED, PROGRESS, RUN, STREAM, TALLY
     from onefold.spark.objects import files_below, opened
 
     root = f"{run.rstrip('/')}/"
-    wanted = (RUN, DIFF, STREAM, FIGURES, PROGRESS)
+    wanted = re.compile(rf"{RUN}|{DIFF}|{STREAM}|{FIGURES}|{PROGRESS}|{BATCHES}/{NUMBERED}/({TALLY}|{RUN})")
     files = {file.url[len(root) :]: file.url for file in files_below(run)}
-    names = [name for name in files if name in wanted or (name.startswith(f"{BATCHES}/") and name.endswith(TALLY))]
+    names = [name for name in files if wanted.fullmatch(name)]
     if not names:
         raise Misuse(f"{run} holds no {RUN}, {STREAM} or {DIFF}: it is not a complete run", path=run)
     with tempfile.TemporaryDirectory(prefix="onefold-report-") as folder:

@@ -30,7 +30,9 @@ def console(
         list[str] | None,
         Option(metavar="URL", help="A server, or a stream with --metrics: http://127.0.0.1:7654; may be repeated."),
     ] = None,
-    server_token_file: Annotated[Path | None, Option(help="A file with the token that these servers want.")] = None,
+    server_token_file: Annotated[
+        Path | None, Option(exists=True, dir_okay=False, help="A file with the token that these servers want.")
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 7658,
     token_file: TokenFile = None,

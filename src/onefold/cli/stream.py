@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.live import Live
 from rich.table import Table
 
-from onefold.cli.output import BatchLines, json_text, local_folder, people, replace_file
+from onefold.cli.output import BatchLines, emit_json, json_text, local_folder, people, replace_file
 from onefold.errors import Misuse
 from onefold.net.process import stopped_by_signals
 from onefold.report import text
@@ -34,10 +34,10 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
             tellers.append(ways.enter_context(_metrics(metrics)))
         tellers.append(ways.enter_context(_in_folder(settings, stop)))
         if json:  # last: who reads the line finds the batch everywhere else
-            tellers.append(lambda progress: _line({"event": "batch", **progress.to_dict()}))
+            tellers.append(lambda progress: emit_json({"event": "batch", **progress.to_dict()}, indent=None))
         last = _run(settings, stop, lambda progress: [tell(progress) for tell in tellers])
     if json:
-        _line({"event": "stopped" if stop.is_set() else "end", **last.to_dict()})
+        emit_json({"event": "stopped" if stop.is_set() else "end", **last.to_dict()}, indent=None)
     people.print(text.books(last.tally, settings.judge.engine))
     people.print(text.banner(last.tally))
     output = settings.publish.path
@@ -219,7 +219,3 @@ def _metrics(port: int) -> Iterator[Callable[[Progress], None]]:
     finally:
         server.shutdown()
         thread.join()
-
-
-def _line(document: dict[str, Any]) -> None:
-    print(json_text(document), flush=True)

@@ -706,7 +706,7 @@ def _run_values(part: ReportPart, ledger: VerdictTable) -> dict[str, Any]:
     sections = [*(section(part, ledger) for section in RUN), about(part)]
     shown = {section.name for section in sections if not section.why_not}
     return {
-        "kind": f"{part['versions'].count():,} runs" if part["versions"] else "stream" if part["batches"] else "run",
+        "kind": many(part["versions"].count(), "run") if part["versions"] else "stream" if part["batches"] else "run",
         "standing": standing(part, ledger),
         "shown": shown,
         "tiles": tiles,

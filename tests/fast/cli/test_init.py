@@ -54,6 +54,13 @@ def test_init_from_a_source_needs_no_editing(tmp_path):
     assert load(tmp_path / "conf" / "p.toml", {}).source.path == str(tmp_path / "events")
 
 
+def test_a_path_with_any_characters_is_written_as_toml(tmp_path):
+    name = '\U0001f600 "\\ä\x7f.jsonl'
+    (tmp_path / name).touch()
+    assert init(tmp_path, "--source", name).returncode == 0
+    assert load(tmp_path / "pipeline.toml", {}).source.path == str(tmp_path / name)
+
+
 def test_the_schema_knows_every_key_and_what_it_takes(tmp_path):
     done = init(tmp_path, "--schema")
     assert (done.returncode, list(tmp_path.iterdir())) == (0, [])

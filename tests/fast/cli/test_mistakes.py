@@ -147,6 +147,31 @@ def test_files_that_cannot_be_looked_at_are_left_to_spark(folder, monkeypatch):
         refuse_mistakes(str(folder / "events.csv"), "csv", columns, {"sep": ";"})
 
 
+def test_the_files_of_a_pattern_that_the_shell_expanded_are_named_by_the_pattern(folder):
+    files = [f"days/part-{i}.jsonl" for i in range(300)]
+    for file in files:
+        (folder / file).touch()
+    done = here("check", *files, "--id", "event_id", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"... (see onefold check --help){TRY}check 'days/part-*.jsonl' --id event_id\n")
+    assert len(done.stderr) < 500
+    done = here("check", "events.csv", "events.jsonl", "--id", "event_id", cwd=folder)
+    assert done.stderr == ("onefold: Got unexpected extra argument(s) (events.jsonl) (see onefold check --help)\n")
+    assert here("check", *["long name"] * 3_000, cwd=folder).returncode == 2
+
+
+@pytest.mark.parametrize("words", [("explore", "--message", "s3://b/x"), ("publish", "a", "--name", "gs://b/x")])
+def test_what_only_looks_like_the_url_of_a_store_is_no_path(words, tmp_path):
+    assert "on this machine" not in here(*words, cwd=tmp_path).stderr
+    assert "on this machine" not in here("explore", "x:y", "--message", '{"file": "s3://b/x"}', cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize("command", ["ingest log", "console --run ."])
+def test_a_token_file_that_is_not_there_is_wrong_usage(command, tmp_path):
+    done = here("serve", *command.split(), "--token-file", "nope", cwd=tmp_path)
+    assert (done.returncode, "'nope' does not exist" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     "words",
     [("simulate", "s3://b/x"), ("run", "s3a://b/p.toml"), ("demo", "--out=gs://b/x"), ("serve", "desk", "dbfs:/x")],
