@@ -232,7 +232,11 @@ def test_rows_with_an_id_are_judged_by_it_and_the_engine_follows_from_the_column
     assert "clean" not in done.stderr
     by_number = onefold("check", events, "--key", "event_id", "--sequence", "n", "--json", cwd=tmp_path)
     assert json.loads(by_number.stdout)["engine"] == "producers"
-    one_line(onefold("check", events, "--id", "event_id", "--key", "n", cwd=tmp_path), 2, "needs no --id")
+    one_line(
+        onefold("check", events, "--id", "event_id", "--key", "n", cwd=tmp_path),
+        2,
+        "--key cannot be combined with --id",
+    )
 
 
 def test_a_column_that_was_named_and_is_not_there_is_refused_with_the_command_as_it_could_be(late_events, tmp_path):

@@ -64,7 +64,7 @@ def test_without_the_time_check_says_that_it_looks_like_restarts_and_what_to_wri
     assert "the sequence begins anew while 'ts' rises; --time ts would tell" in done.stderr
     better = f"try: onefold check {messages} --producer device --sequence seq --time ts"
     assert better in done.stderr.splitlines()
-    more = ("--format", "parquet", "--bad-files", "set_aside", "--option", "mergeSchema=true")
+    more = ("--format", "json", "--bad-files", "set_aside", "--option", "encoding=UTF-8")
     done = here("check", messages, "--key", "device", "--sequence", "seq", *more, cwd=air)
     assert f"{better} {' '.join(more)}" in done.stderr.splitlines()
 
@@ -176,8 +176,8 @@ def test_what_a_time_makes_needless_is_refused(spark, tmp_path):
     for words, line in {
         "--key device --sequence seq --time when": "no column 'when' (time)",
         "--key device --sequence seq --time ts --epoch seq": "epoch is 'seq', but a time ('ts') tells the epochs",
-        "--key device --number seq --time ts": "--time is 'ts', which needs --producer",
-        "--id device --time ts": "--time is 'ts', which needs no --id",
+        "--key device --number seq --time ts": "--time needs --producer",
+        "--id device --time ts": "--time cannot be combined with --id",
     }.items():
         done = here("check", tmp_path / "x.csv", *words.split(), cwd=tmp_path)
         assert (done.returncode, line in done.stderr) == (2, True), done.stderr

@@ -1,4 +1,4 @@
-"""``onefold report``: the page of a run, made again from what the run left."""
+"""``onefold report``: make the page of a run again from its documents."""
 
 import re
 import tempfile
@@ -19,16 +19,18 @@ PAGE = "report.html"
 
 def report(
     run: Annotated[
-        str, typer.Argument(help="Folder or URL of a run, a stream or `diff --out`, or a file from --json.")
+        str, typer.Argument(help="Folder or URL of a run, stream or `diff --out`; or a file with the output of --json.")
     ],
-    out: Annotated[str | None, typer.Option(help=f"Where the page goes; else {PAGE} there or beside it.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help=f"File or folder for the page. Default: {PAGE} in the run, or beside the file.")
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Write one HTML page that shows a run: what was lost or counted twice, where, why, and what it cost.
+    """Write one HTML page that shows a run: what was lost or counted twice, where, why, and at what cost.
 
-    It needs no network, holds no script and no data but samples, and stays below 2 MB. The figures come from run.json
-    (diff.json, the batches of a stream) alone; nothing is computed again, and no Spark is started.
+    The page needs no network and no script, holds no data but samples, and stays below 2 MB. All figures come from
+    run.json (diff.json, the batches of a stream); nothing is computed again, and Spark is not needed.
     """
     from onefold.report.page import RunReport
 
@@ -38,7 +40,7 @@ def report(
         loaded.document["path"] = run
     beside = run.rstrip("/") if is_far(run) or folder.is_dir() else str(folder.parent)
     path = out if out is not None else f"{beside}/{PAGE}"
-    lines = list(loaded.lines())  # all of the document is looked at before anything is written
+    lines = list(loaded.lines())  # checks the whole document before anything is written
     if (file := local_folder(path)) is not None:
         file = file / PAGE if file.is_dir() else file
         write = Path.write_bytes if file.exists() and not file.is_file() else replace_file  # such as /dev/stdout
@@ -61,7 +63,7 @@ def report(
 
 @contextmanager
 def _documents_of(run: str) -> Iterator[Path]:
-    """The folder or file of a run; of one in a store, a folder with what it says of itself, without its rows."""
+    """The folder or file of a run; for a run in an object store, a local copy of its documents, without rows."""
     local = local_folder(run)
     if local is not None:
         yield local

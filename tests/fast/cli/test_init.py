@@ -102,7 +102,7 @@ def test_columns_choose_the_engine_as_in_check_and_only_its_keys_are_written(tmp
 
 def test_columns_that_choose_no_engine_are_refused(tmp_path):
     cases = {
-        ("--id", "a", "--key", "b"): "--key goes with another engine than --id",
+        ("--id", "a", "--key", "b"): "--key cannot be combined with --id",
         ("--previous", "p"): "--previous needs --number",
         ("--key", "device"): "--key goes with --sequence (a running number per source) or --number (chains)",
     }
