@@ -68,7 +68,7 @@ def test_the_template_documents_every_key_with_its_default():
 def test_a_table_of_the_catalogue_stands_in_place_of_a_path():
     source = Settings.model_validate({"source": {"table": "db.events"}, "publish": {"path": "out"}}).source
     assert (source.path, source.format) == ("db.events", "table")
-    with pytest.raises(ValidationError, match="in place of path and format: leave those out"):
+    with pytest.raises(ValidationError, match="instead of path and format: leave those out"):
         Settings.model_validate({"source": {"table": "db.events", "path": "in"}, "publish": {"path": "out"}})
     assert Settings.model_validate({"source": source.model_dump(), "publish": {"path": "out"}}).source == source
 

@@ -218,18 +218,18 @@ def check(
     from onefold.spark.ingest import SourceSpec
     from onefold.spark.session import session
 
-    given = Given(
+    columns = ColumnOptions(
         id, key, timestamp, sequence, previous_timestamp, previous_sequence, arrival, floor, producer, order, epoch,
         time, payload, memory, jump_max, gap_count_max,
     )  # fmt: skip
     kind = format_of(path) if format == "auto" else format
-    engine = given.engine(kind)
+    engine = columns.engine(kind)
     options = reader_options(option)
     try:
         table = refuse_mistakes(path, kind, engine.reads, options, master=master)
     except Misuse as error:
-        if given.is_silent and error.values.get("role") == "key":
-            raise what_names(path, error.values["columns"]) from None
+        if columns.is_silent and error.values.get("role") == "key":
+            raise no_columns_named(path, error.values["columns"]) from None
         raise
     with progress(people) as say:
         say("starting Spark")
@@ -246,7 +246,7 @@ def check(
         raise Exit(1)
 
 
-class Given(NamedTuple):
+class ColumnOptions(NamedTuple):
     """The options that say what the rows have."""
 
     id: str | None
@@ -336,10 +336,10 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
         people.print(text.ranges(result, f"; --ranges {result['missing_ranges']} shows them"))
     people.print(text.banner(tally))
     people.lines(*agreement.files_read(result["manifest"]), *text.absent(result))
-    untold = text.cannot_tell(result)
-    clean = "nothing was found" if untold else "clean: every message is there once"
+    unknown = text.cannot_tell(result)
+    clean = "nothing was found" if unknown else "clean: every message is there once"
     people.lines(f"found: {', '.join(findings)}" if findings else clean)
-    people.lines(*untold)
+    people.lines(*unknown)
     return bool(findings)
 
 
@@ -349,12 +349,12 @@ def _better_commands(
     """The command with the time column that would tell restarts of counters from copies."""
     from onefold.spark.columns import Usual
 
-    for untold in (each for each in result["cannot_tell"] if each["option"] == "time"):
+    for unknown in (each for each in result["cannot_tell"] if each["option"] == "time"):
         columns: dict[str, list[str]] = {}
         for role, name in engine.columns.named:
             if not isinstance(name, Usual):
                 columns.setdefault(role, []).append(name)
-        named = {**{role: ",".join(names) for role, names in columns.items()}, "time": untold["value"]}
+        named = {**{role: ",".join(names) for role, names in columns.items()}, "time": unknown["value"]}
         pairs = [(f"--{role.replace('_', '-')}", name) for role, name in named.items()]
         pairs += [pair for pair in reading.items() if pair not in READING.items()]
         pairs += [("--option", option) for option in options]
@@ -362,7 +362,7 @@ def _better_commands(
         yield text.foreign(f"try: {command}", text.LINE_MAX)
 
 
-def what_names(path: str, columns: Sequence[str]) -> Misuse:
+def no_columns_named(path: str, columns: Sequence[str]) -> Misuse:
     """The error for a command that names no column, where no column has a default name."""
     ids = ("id", "uuid", "guid", "event_id", "message_id")
     near = next((name for name in columns if name.lower() in ids or name.lower().endswith(("_id", "uuid"))), "COLUMN")

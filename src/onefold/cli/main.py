@@ -151,7 +151,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
 }
 """The example at the end of each help text."""
 GROUPS: Final = {name.partition(" ")[0] for name in COMMANDS if " " in name}
-MEANT: Final[Mapping[str, str]] = {
+SYNONYMS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("dedup", "dedupe", "deduplicate", "duplicates", "distinct", "clean"), "'check' or 'run'"),
     **dict.fromkeys(("compare", "match"), "'diff'"),
     **dict.fromkeys(("verify", "validate", "prove"), "'audit'"),
@@ -201,7 +201,7 @@ EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("starlette", "uvicorn", "websockets", "prometheus_client"), "serve"),
 }
 """Packages and the extras that install them, such as ``onefold[spark]``."""
-AWAITED: Final = "Exception thrown in awaitResult:"
+AWAITING: Final = "Exception thrown in awaitResult:"
 """The first line of some Spark errors; the cause is below it."""
 TRACEBACK: Final = "Traceback (most recent call last):"
 SPARK_NOISE: Final = re.compile(
@@ -216,7 +216,7 @@ def _is_ours(record: logging.LogRecord) -> bool:
     return "py4j" not in record.pathname
 
 
-class Helped(TyperCommand):
+class HelpCommand(TyperCommand):
     """Help with options in sections and an example at the end; Ctrl-C is one line."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -257,8 +257,8 @@ class LazyGroup(TyperGroup):
     """A group whose commands are placeholders with a help line; a module is imported when its command is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if self.name not in GROUPS and args[0] in MEANT and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {MEANT[args[0]]}?")
+        if self.name not in GROUPS and args[0] in SYNONYMS and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {SYNONYMS[args[0]]}?")
         name, command, rest = super().resolve_command(ctx, args)
         if name is None or isinstance(command, TyperGroup):
             return name, command, rest
@@ -266,7 +266,7 @@ class LazyGroup(TyperGroup):
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         function = getattr(module, name.replace("-", "_"))
         full = f"{self.name} {name}" if self.name in GROUPS else name
-        single.command(name, cls=Helped, epilog=EXAMPLES[full])(function)
+        single.command(name, cls=HelpCommand, epilog=EXAMPLES[full])(function)
         return name, typer.main.get_command(single), rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -403,11 +403,11 @@ def _first_of_spark(text: str) -> str:
     'No space left'
     >>> _first_of_spark("From the worker:\\nTraceback (most recent call last):\\n  File\\nValueError: 5\\n\\tat x")
     'ValueError: 5'
-    >>> _first_of_spark(f": org.x.SparkException: {AWAITED} \\n\\tat x\\nCaused by: java.io.IOException: No such disk")
-    'No such disk'
+    >>> _first_of_spark(f": org.x.SparkException: {AWAITING} \\n\\tat x\\nCaused by: java.io.IOException: No disk")
+    'No disk'
     """
     noise = ("An error occurred while calling", "\tat ")
-    lines = [line for line in text.splitlines() if not line.startswith(noise) and AWAITED not in line]
+    lines = [line for line in text.splitlines() if not line.startswith(noise) and AWAITING not in line]
     if TRACEBACK in lines:
         last = len(lines) - lines[::-1].index(TRACEBACK)
         lines = [line for line in lines[last:] if not line.startswith(" ")]

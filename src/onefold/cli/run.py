@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onefold.cli.output import emit_json, local_folder, people, progress, steps_told
+from onefold.cli.output import emit_json, local_folder, people, progress, step_log
 from onefold.cli.stream import stream
 from onefold.errors import Misuse, OnefoldError
 from onefold.report import agreement, text
@@ -73,7 +73,7 @@ def run(
         raise typer.Exit(stream(settings, strict=strict, json=json, metrics=metrics))
     found = False
     for result in execute_all(settings, version):
-        found |= _tell(settings, result, strict=strict, json=json)
+        found |= _show(settings, result, strict=strict, json=json)
     if found:
         raise typer.Exit(1)
 
@@ -86,7 +86,7 @@ def execute_all(settings: Settings, version: int | None) -> Iterator[dict[str, A
             return
 
 
-def _tell(settings: Settings, result: dict[str, Any], *, strict: bool, json: bool) -> bool:
+def _show(settings: Settings, result: dict[str, Any], *, strict: bool, json: bool) -> bool:
     """Print the result of a run; return whether there is a finding."""
     if json:
         emit_json(result)
@@ -105,8 +105,8 @@ def _tell(settings: Settings, result: dict[str, Any], *, strict: bool, json: boo
     if result["others"]:
         others = f"{result['others']:,} rows of the source are no messages: not judged, not in the books"
         people.print(others, highlight=False)
-    audited, untold = agreement.audited(result["audit"]), text.cannot_tell(result, toml=True)
-    for line in (*audited, *untold, *agreement.files_read(result["manifest"])):
+    audited, unclear = agreement.audited(result["audit"]), text.cannot_tell(result, toml=True)
+    for line in (*audited, *unclear, *agreement.files_read(result["manifest"])):
         people.print(line, soft_wrap=True)
     people.lines(f"published in {result['path']}")
     if result["report"]:
@@ -130,7 +130,7 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
     writes += [] if settings.memory.path is None else [("memory.path", settings.memory.path)]
     refuse_overlap([("source.path", settings.source.path)], writes)
     page = settings.report.page
-    with progress(people) as say, steps_told(local_folder(settings.publish.path), say) as begin:
+    with progress(people) as say, step_log(local_folder(settings.publish.path), say) as begin:
         say("starting Spark")
         spark, source, engine = opened(settings)
         place = Place(spark, settings.publish.path) if settings.publish.format == "parquet" else None

@@ -97,9 +97,9 @@ MISTAKES = [
     ("check garbage.jsonl --id event_id", "no column 'event_id' (id): no row in it could be read"),
     ("check nothing --id event_id", "nothing is a folder without files"),
     ("diff a.parquet nothing --key id", "nothing is a folder without files"),
-    ("check notes.txt --id event_id", "notes.txt is no Parquet file: name its format, --format csv, or format ="),
+    ("check notes.txt --id event_id", "notes.txt is not a Parquet file: name its format, --format csv, or format ="),
     ("check events.csv --id event_id --format parquet", "events.csv is a file of csv: --format csv"),
-    ("check semicolon.csv --id event_id", "one column, 'event_id;ts': name what separates them, --option 'sep=;'"),
+    ("check semicolon.csv --id event_id", "one column, 'event_id;ts': name the separator, --option 'sep=;'"),
 ]
 
 
