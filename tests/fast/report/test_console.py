@@ -64,7 +64,7 @@ def test_runs_that_go_on_are_told_by_the_newest(tmp_path):
         (place / "run.json").write_text(json.dumps({**run, "missing_ranges": 0, "cannot_tell": untold}))
     view = Folder(tmp_path).look()
     assert (view.kind, view.state, view.counts) == ("run", "complete", (20, 2, 0, 0))
-    assert view.told.startswith("version 1 complete; source and sink agree; not all can be told")
+    assert view.told.startswith("version 1 complete; source and sink agree; not everything is known")
     assert not {"open gaps", "ids"} & {label for label, *_ in view.facts}
 
 
