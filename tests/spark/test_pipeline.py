@@ -208,7 +208,7 @@ def test_late_events_without_previous_all_count_and_what_cannot_be_told_is_said(
     assert 'previous_timestamp = "COLUMN" in [judge] would show it' in done.stderr
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Nothing lost" not in page
-    assert "Cannot be told: what was lost" in page
+    assert "Not known: what was lost" in page
     assert onefold("audit", tmp_path / "out", cwd=tmp_path).returncode == 0
 
 

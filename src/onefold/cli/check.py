@@ -283,8 +283,7 @@ class ColumnOptions(NamedTuple):
 
         key, producer = self.key, self.producer
         order, content = _maybe(self.order), names_of(_maybe(self.payload) or "")
-        kafka_order = {"ids": "kafka_timestamp", "producers": "kafka_offset", "chains": "kafka_timestamp"}
-        order_of = kafka_order.get if kind == "kafka" else {}.get
+        kafka_time, kafka_offset = ("kafka_timestamp", "kafka_offset") if kind == "kafka" else (None, None)
         of_chains = {
             "--timestamp": self.timestamp != "timestamp",
             "--previous": self.previous_timestamp is not None,
@@ -305,20 +304,19 @@ class ColumnOptions(NamedTuple):
             named = {"--key": key != _KEY, "--sequence": self.sequence is not None, "--producer": producer is not None}
             bound = {"--gap-count-max": self.gap_count_max != GAP_COUNT_MAX}
             refuse({**named, **of_chains, **of_producers, **bound}, "cannot be combined with --id")
-            return IdsEngine(columns=IdColumns(id=names_of(self.id), order=order or order_of("ids"), payload=content))
+            return IdsEngine(columns=IdColumns(id=names_of(self.id), order=order or kafka_time, payload=content))
         if producer is None:
             refuse({"--order": order is not None, "--payload": bool(content)}, "needs --id or --producer")
             refuse(of_producers, "needs --producer")
             roles = ("sequence", "previous_timestamp", "previous_sequence", "arrival")
             optional = {role: _maybe(name) for role in roles if (name := getattr(self, role)) is not None}
-            optional = {"arrival": order_of("chains"), **optional} if kind == "kafka" else optional
+            optional = {"arrival": kafka_time, **optional} if kafka_time else optional
             columns = ChainColumns(key=names_of(key), timestamp=self.timestamp, **optional)
             return ChainsEngine(columns=columns, floor=self.floor, gap_count_max=self.gap_count_max)
         refuse({"--key": key != _KEY, **of_chains}, "cannot be combined with --producer")
         numbered = ProducerColumns(
-            producer=names_of(producer), sequence=self.sequence or "sequence", order=order or order_of("producers"),
-            epoch=_maybe(self.epoch),
-            time=_maybe(self.time), payload=content,
+            producer=names_of(producer), sequence=self.sequence or "sequence", order=order or kafka_offset,
+            epoch=_maybe(self.epoch), time=_maybe(self.time), payload=content,
         )  # fmt: skip
         bounds = {"gap_count_max": self.gap_count_max, "jump_max": self.jump_max or None}
         return ProducersEngine(columns=numbered, memory=self.memory, **bounds)  # type: ignore[arg-type]

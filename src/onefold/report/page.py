@@ -454,6 +454,7 @@ class Standing:
 def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
     unknown = {part["about"].text(): part for part in document["cannot_tell"].each()}
     audit, manifest, ranges = document["audit"], document["manifest"], document["missing_ranges"]
+    restarts = unknown.get("restarts")
     refused = " and ".join(
         f"{many(count, thing)} {what}"
         for count, thing, what in ((ledger["reject"], "row", "rejected"), (ledger["unsure"], "message", "unsure"))
@@ -464,7 +465,7 @@ def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
     question = "Was anything refused or left open?"
     checks = [
         lost, twice, *between, _missing(ranges, unknown.get("lost")),
-        *([Check("note", "What was lost around restarts?", _unknown(part))] if (part := unknown.get("restarts")) else []),
+        *([Check("note", "What was lost around restarts?", _unknown(restarts))] if restarts else []),
         Check("warn", question, f"Yes: {refused}.") if refused else Check("ok", question, "No."),
     ]  # fmt: skip
     bad = any(check.level == "bad" for check in checks)
