@@ -26,19 +26,8 @@ _FORMATS: Final = {
 }  # fmt: skip
 _PACKED: Final = (".gz", ".bz2", ".zst")
 _KNOWN: Final = (
-    "parquet",
-    "json",
-    "jsonl",
-    "ndjson",
-    "csv",
-    "orc",
-    "text",
-    "avro",
-    "delta",
-    "iceberg",
-    "onefold-log",
-    "kafka",
-)
+    "parquet", "json", "jsonl", "ndjson", "csv", "orc", "text", "avro", "delta", "iceberg", "onefold-log", "kafka",
+)  # fmt: skip
 NAME_WORDS_MAX: Final = 12
 """How many words of a command line may be one file name that was not quoted."""
 PATTERN_COMMANDS: Final = ("check", "window")

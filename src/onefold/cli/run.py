@@ -129,11 +129,12 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
     writes = [("publish.path", settings.publish.path)] if settings.publish.is_folder else []
     writes += [] if settings.memory.path is None else [("memory.path", settings.memory.path)]
     refuse_overlap([("source.path", settings.source.path)], writes)
-    page = settings.report.page
-    with progress(people) as say, step_log(local_folder(settings.publish.path), say) as begin:
+    page, is_parquet = settings.report.page, settings.publish.format == "parquet"
+    folder = local_folder(settings.publish.path) if is_parquet else None  # a table keeps no files of ours
+    with progress(people) as say, step_log(folder, say) as begin:
         say("starting Spark")
         spark, source, engine = opened(settings)
-        place = Place(spark, settings.publish.path) if settings.publish.format == "parquet" else None
+        place = Place(spark, settings.publish.path) if is_parquet else None
         public = without_secrets(settings.model_dump(mode="json"))  # run.json is beside the rows, for all to read
         try:
             with columns_in_toml():
