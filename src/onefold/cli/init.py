@@ -89,8 +89,9 @@ def init(
     values: dict[str, object] = dict(SET)
     if source is not None:
         refuse_path(source)
-        local = local_folder(source) is None or Path(source).is_absolute() or path.parent == Path()
-        values |= {"source.path": source if local else str(Path(source).absolute()), "source.format": format_of(source)}
+        local = local_folder(source)
+        place = source if local is None or path.parent == Path() else str(local.absolute())
+        values |= {"source.path": place, "source.format": format_of(source)}
     if judged := _judge(id, key, sequence, number, previous):
         del values["judge.floor"]
         values |= {f"judge.{name}": value for name, value in judged.items()}

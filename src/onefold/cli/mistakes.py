@@ -97,7 +97,7 @@ def format_of(path: str) -> str:
     from onefold.spark.lakes import DELTA, ICEBERG, is_metadata
     from onefold.spark.peek import visible
 
-    folder = Path(path)
+    folder = local_folder(path) or Path(path)
     if not folder.exists() and is_table_name(path):
         return TABLE
     if (folder / "topic.json").is_file():

@@ -52,6 +52,9 @@ def test_init_from_a_source_needs_no_editing(tmp_path):
     (tmp_path / "conf").mkdir()
     assert init(tmp_path, "conf/p.toml", "--source", "events").returncode == 0
     assert load(tmp_path / "conf" / "p.toml", {}).source.path == str(tmp_path / "events")
+    assert init(tmp_path, "conf/url.toml", "--source", f"file://{tmp_path}/events").returncode == 0
+    settings = load(tmp_path / "conf" / "url.toml", {})
+    assert (settings.source.path, settings.source.format) == (str(tmp_path / "events"), "json")
 
 
 def test_a_path_with_any_characters_is_written_as_toml(tmp_path):

@@ -147,6 +147,15 @@ def test_files_that_cannot_be_looked_at_are_left_to_spark(folder, monkeypatch):
         refuse_mistakes(str(folder / "events.csv"), "csv", columns, {"sep": ";"})
 
 
+def test_the_format_of_a_file_url_is_that_of_its_files(folder):
+    done = here("check", f"file://{folder}/events.csv", "--id", "evnt_id", cwd=folder)
+    assert "did you mean 'event_id': the columns are event_id, ts" in done.stderr
+    (folder / "lines").mkdir()
+    (folder / "lines" / "1.jsonl").write_text('{"event_id": 1}')
+    done = here("check", f"file:{folder}/lines", "--id", "evnt_id", cwd=folder)
+    assert "did you mean 'event_id': the columns are event_id;" in done.stderr
+
+
 def test_the_files_of_a_pattern_that_the_shell_expanded_are_named_by_the_pattern(folder):
     files = [f"days/part-{i}.jsonl" for i in range(300)]
     for file in files:
