@@ -50,7 +50,7 @@ def test_without_copies_it_says_so_and_is_content(spark, readings, tmp_path):
         (("--time", "when"), "no column 'when' (time)"),
         (("--time", "device", "--key", "n"), "column 'device' is text without a whole number or a time in it"),
         (("--quantile", "1.5"), "share is 1.5, must be above 0 and at most 1"),
-        (("--number", "n"), "--number is 'n', which needs --chain"),
+        (("--number", "n"), "--number needs --chain"),
         (("--chain", "device", "--number", "n"), "--number and --previous must have as many columns"),
         (("--chain", "device", "--number", "n,n,n"), "--number is 'n,n,n', must be one column or two"),
         (("--key", ","), "key is empty"),
