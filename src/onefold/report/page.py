@@ -152,30 +152,26 @@ def by_key(document: ReportPart, ledger: VerdictTable) -> Section:
     names = " / ".join(name for row in part.each(1) for name, _ in named(row["key"]))
     every = f", of {many(document['keys'].count(), word)}" if document["keys"] and not _goes_on(document) else ""
     lead = f"The {many(len(rows), word)} with the most that does not count{every}."
-    lead += f" {_command('explain', document, word.upper())} shows every message of one." if document["path"] else ""
+    if document["path"]:
+        command = f"onefold explain {shlex.quote(document['path'].text(200))} {word.upper()}"
+        lead += f" `{command}` shows every message of one."
     return Section(
         "by_key", title, "" if rows else f"No {word} has anything but firsts.", lead, {"names": names, "rows": rows}
     )
 
 
 def gaps(document: ReportPart, ledger: VerdictTable) -> Section:
-    title = "Gap map"
-    if not document["figures"]["strips"]:
-        if document["figures"] and document["missing_ranges"]:
-            why = (
-                "These columns do not show what never came."
-                if _is_unknown(document, "lost")
-                else "Nothing is known to be missing."
-                if not document["missing_ranges"].count()
-                else "This engine keeps no ranges per key."
-            )
+    title, figures = "Gap map", document["figures"]
+    gap_map = read_gap_map(document) if figures["strips"] else None
+    if gap_map is None or not gap_map.strips:
+        if gap_map is None and not (figures and document["missing_ranges"]):
+            why = "A stream counts what is missing while it runs; it may still come." if document["batches"] else OLD
+        elif _is_unknown(document, "lost"):
+            why = "These columns do not show what never came."
+        elif gap_map is None and document["missing_ranges"].count():
+            why = "This engine keeps no ranges per key."
         else:
-            why = "A stream counts what is missing while it goes; it may come yet." if document["batches"] else OLD
-        return Section("gaps", title, why)
-    gap_map = read_gap_map(document)
-    if not gap_map.strips:
-        unknown = _is_unknown(document, "lost")
-        why = "These columns do not show what never came." if unknown else "Nothing is known to be missing."
+            why = "Nothing is known to be missing."
         return Section("gaps", title, why)
     every = f"{gap_map.keys:,} {key_word(document)}s"
     listed = sum(strip.ranges for strip in gap_map.strips) >= document["missing_ranges"].count()
@@ -191,7 +187,7 @@ def gaps(document: ReportPart, ledger: VerdictTable) -> Section:
         "units": charts.UNITS,
         "open_max": charts.DRAWN_MAX,
         "scale": gap_map.scale(),
-        "column": document["figures"]["strips"]["column"].text(),
+        "column": figures["strips"]["column"].text(),
     }
     return Section("gaps", title, "", lead, values)
 
@@ -632,7 +628,7 @@ def _missing(ranges: ReportPart, unknown: ReportPart | None) -> Check:
     if unknown:
         return Check("note", question, _unknown(unknown))
     if not ranges:
-        return Check("note", question, "Not listed here: what is missing now may come yet.")
+        return Check("note", question, "Not listed here: what is missing now may still come.")
     if count := ranges.count():
         return Check("warn", question, f"No: {many(count, 'range')} of messages never came. Ask the senders again.")
     return Check("ok", question, "Yes, as far as can be known.")
@@ -723,10 +719,6 @@ def _goes_on(document: ReportPart) -> bool:
 
 def _is_unknown(document: ReportPart, about: str) -> bool:
     return any(part["about"].text() == about for part in document["cannot_tell"].each())
-
-
-def _command(name: str, document: ReportPart, *words: str) -> str:
-    return f"`onefold {name} {shlex.quote(document['path'].text(200))} {' '.join(words)}`"
 
 
 @cache
