@@ -126,19 +126,19 @@ def recommendation(advice: Mapping[str, Any]) -> str:
             "when a row came in, --order COLUMN"
         )
     ids = f"{many(best['ids'], 'id')} at once"
-    window = f"a window of {span(best['window_ms'])} ({best['window_ms']:,} ms)"
-    catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}, leaks {best['leaked']:,}"
+    catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}"
+    leaks = f"leaks {best['leaked']:,}"
     if advice.get("engine") == "ids":
         if by_shared_time(advice):
             late = f" and {many(best['unsure'], 'late event')}" if best["unsure"] else ""
-            catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}, leaves"
-            catches = f"{catches} {best['leaked']:,}{late} unsure"
-        return f'take window = "{setting(best["window_ms"])}": it {catches}, and remembers {ids}'
+            leaks = f"leaves {best['leaked']:,}{late} unsure"
+        return f'take window = "{setting(best["window_ms"])}": it {catches}, {leaks}, and remembers {ids}'
+    costs = f"{catches}, {leaks}, and remembers {ids}"
+    window = f"a window of {span(best['window_ms'])} ({best['window_ms']:,} ms)"
     if "why_not" not in intervals and intervals["entries"] < best["ids"]:
-        entries, verb = intervals["entries"], "remembers" if intervals["entries"] == 1 else "remember"
-        remembered = f"{many(entries, 'entry', 'entries')} {verb}"
-        return f"judge by numbers: {remembered} everything and nothing leaks; {window} {catches}, and remembers {ids}"
-    return f"take {window}: it {catches}, and remembers {ids}"
+        remember = many(intervals["entries"], "entry remembers", "entries remember")
+        return f"judge by numbers: {remember} everything and nothing leaks; {window} {costs}"
+    return f"take {window}: it {costs}"
 
 
 def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
