@@ -39,14 +39,14 @@ _Payload: TypeAlias = Annotated[
     str,
     Option(
         metavar=_COLUMNS, rich_help_panel=_IDS,
-        help='Also with --producer. The content: a copy with other content is a conflict; "none": not compared.',
+        help='The content: a copy with other content is a conflict. "none": not compared. Also with --producer.',
     ),
 ]  # fmt: skip
 _Order: TypeAlias = Annotated[
     str,
     Option(
         metavar=_COLUMN, rich_help_panel=_IDS,
-        help='Also with --producer. When a row came in: the first in this order counts; "none": any order.',
+        help='When a row came in: the first in this order counts. "none": any order. Also with --producer.',
     ),
 ]  # fmt: skip
 Producer = Annotated[

@@ -72,7 +72,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "records ls": "Show the size and the fingerprint of a store.",
     "records show": "Print the bytes of a record.",
     "records rm": "Remove records from a store.",
-    "lorawan": "Report on radio frames that several gateways heard; simulate them.",
+    "lorawan": "Report on, and simulate, frames that several gateways heard.",
     "lorawan report": "Report loss, overlap, delays and replays in stored receptions.",
     "lorawan devices": "Check a registry of devices, and list it.",
     "lorawan simulate": "Make radio traffic, with the expected verdicts beside it.",

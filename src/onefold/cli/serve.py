@@ -153,7 +153,7 @@ def gateway(
     coordinator: Coordinator = None,
     when_down: WhenDown = None,
     region: Annotated[Literal["EU868", "US915"], Option(help="The radio plan.")] = "EU868",
-    sub_band: Annotated[int | None, Option(min=1, max=8, help="Eight channels of US915. Default: 2.")] = None,
+    sub_band: Annotated[int | None, Option(min=1, max=8, help="Sub-band of US915. Default: 2.")] = None,
     rx_delay: Annotated[int, Option(min=1, max=15, help="Seconds from an uplink to its answer.")] = 1,
     host: options.Host = "127.0.0.1",
     port: options.Port = 7655,
