@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from onefold import __version__
 from onefold.errors import BadInput, Misuse, OnefoldError
-from onefold.text import plain
+from onefold.text import plain, without_logins
 
 SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Look at data": ("check", "window", "diff"),
@@ -374,7 +374,7 @@ def describe(error: BaseException) -> tuple[int, str]:
     """
     if isinstance(error, typer.TyperException):  # wrong usage
         context = getattr(error, "ctx", None)
-        message = plain(" ".join(error.format_message().split()))
+        message = plain(without_logins(" ".join(error.format_message().split())))  # hidden before it is cut
         return 2, f"{message} (see {context.command_path if context else 'onefold'} --help)"
     if isinstance(error, Misuse | BadInput):
         return 2, str(error)

@@ -219,7 +219,7 @@ def step_log(
     try:
         yield begin
     except BaseException as error:
-        write("failed", why=without_secrets(f"{type(error).__name__}: {error}"[:WHY_CHARS_MAX]))
+        write("failed", why=without_secrets(f"{type(error).__name__}: {error}")[:WHY_CHARS_MAX])
         raise
     write("complete")
 

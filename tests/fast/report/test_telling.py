@@ -61,3 +61,14 @@ def test_a_run_that_fails_says_why(tmp_path):
         fail()
     told = json.loads((tmp_path / "progress.json").read_text())
     assert (told["state"], told["why"]) == ("failed", "OSError: no jdbc://me:(hidden)@db/x, says \udcff")
+
+
+def test_a_password_is_hidden_before_the_reason_is_cut(tmp_path):
+    def fail():
+        with step_log(tmp_path, lambda step: None) as begin:
+            begin("judging")
+            raise OSError(f"{'x' * 470} jdbc://me:hunter2hunter2@db/x")
+
+    with pytest.raises(OSError, match="hunter2"):
+        fail()
+    assert "hunter" not in (tmp_path / "progress.json").read_text()
