@@ -47,6 +47,8 @@ PROBLEMS_MAX: Final = 5
 """How many problems are shown at once: more than a person fixes before the next try."""
 VALUE_CHARS_MAX: Final = 80
 """How much of a wrong value is shown."""
+HIDDEN: Final = ("options", "config")
+"""Keys whose values may hold passwords: errors do not show them."""
 OUR_WORDS: Final = {
     "model_type": "must be a table",
     "dict_type": "must be a table",
@@ -225,7 +227,7 @@ class Source(Table):
         path = f"kafka://{servers}/{','.join(names)}"
         if data.get("path", path) != path:
             raise PydanticCustomError(
-                "topic", "bootstrap_servers and topic are given instead of a path: leave the path out"
+                "whole", "bootstrap_servers and topic are given instead of a path: leave the path out"
             )
         return {**data, "path": path}
 
@@ -386,7 +388,7 @@ class Publish(Table):
     @model_validator(mode="after")
     def _has_store(self) -> "Publish":
         if self.options and self.format not in ("delta", "iceberg"):
-            raise PydanticCustomError("options", 'has options, which need format "delta" or "iceberg"')
+            raise PydanticCustomError("whole", 'has options, which need format "delta" or "iceberg"')
         return self
 
 
@@ -515,7 +517,7 @@ def misplaced(settings: Settings) -> Iterator[tuple[tuple[str, str], str]]:
                     if kind[part] not in some:
                         either = " or ".join(f'"{word}"' for word in some)
                         needed = f"{names[part]} = {either}" if part in names else MEMORY_NEEDED
-                        yield (table, key), f"is {_shown(value)}, which needs {needed}"
+                        yield (table, key), f"is {'set' if key in HIDDEN else _shown(value)}, which needs {needed}"
                         break
 
 
@@ -579,7 +581,8 @@ def _problem(detail: ErrorDetails, path: Path, origins: Mapping[tuple[str, ...],
         if detail["type"] == "whole":  # the value is a whole table, which may hold a password
             return f"{name}: {detail['msg']}"
         theirs = detail["msg"].replace("Input should be ", "must be ").replace("'", '"')
-        return f"{name}: is {_shown(detail['input'])}, {OUR_WORDS.get(detail['type'], theirs)}"
+        value = "" if set(where) & set(HIDDEN) else f"is {_shown(detail['input'])}, "
+        return f"{name}: {value}{OUR_WORDS.get(detail['type'], theirs)}"
     # For an unknown key or table: the nearest one, the same key in another table, or the list of all.
     kind = "key" if table else "table"
     model = Value if table == ["source", "value"] else TABLES[table[0]] if table else None
