@@ -47,7 +47,6 @@ from onefold.report.console.watch import REPORT, Folder, View, Watch, Watched
 from onefold.report.page import digest, environment, template_file
 from onefold.verdict import Verdict
 
-FORM_BYTES_MAX: Final = 16 << 10
 OURS: Final = ("same-origin", "none")
 """Sec-Fetch-Site of requests from our own page, or from a typed address."""
 PREFIX: Final = "onefold_console"
@@ -55,10 +54,9 @@ Explain: TypeAlias = Callable[[Path, str], dict[str, Any]]
 """Explain the message that these words name, in this run."""
 REPORT_BYTES_MAX: Final = 16 << 20
 WORDS_CHARS_MAX: Final = 500
-LIMITS: Final = HttpLimits(connections_max=100, grace_s=5)
-"""Each open page holds one connection."""
+LIMITS: Final = HttpLimits(connections_max=100, grace_s=5, body_bytes_max=16 << 10, body_s=10)
+"""Each open page holds one connection; the only body is the form with the token."""
 WRONG_S: Final = 0.5
-FORM_S: Final = 10.0
 PAGE_HEADERS: Final = {
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -93,7 +91,7 @@ class Entrance(Admission):
 
     def cookie(self, form: bytes) -> str | None:
         """The Set-Cookie header for a form with the right token, else None."""
-        fields = parse_qs(form.decode("utf-8", errors="replace"))  # at most FORM_BYTES_MAX
+        fields = parse_qs(form.decode("utf-8", errors="replace"))  # the limits keep it short
         token = fields.get("token", [""])[0].strip()
         if self._token is None or not hmac.compare_digest(token.encode(), self._token):
             return None
@@ -187,13 +185,7 @@ class ConsoleServer(HttpServer):
         return HTMLResponse(page("console.html.j2"), headers=PAGE_HEADERS)
 
     async def login(self, request: Request) -> Response:
-        form = b""
-        async with asyncio.timeout(FORM_S):
-            async for piece in request.stream():
-                form += piece
-                if len(form) > FORM_BYTES_MAX:
-                    raise HTTPException(413, f"the form has more than {FORM_BYTES_MAX:,} bytes")
-        cookie = self._entrance.cookie(form)
+        cookie = self._entrance.cookie(await request.body())
         if cookie is None:
             await asyncio.sleep(WRONG_S)
             return HTMLResponse(page("login.html.j2"), 401, PAGE_HEADERS)
