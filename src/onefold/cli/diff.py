@@ -85,18 +85,18 @@ def diff(
     option_a: ReaderOption = None,
     option_b: ReaderOption = None,
     key: Annotated[str | None, Option(help="The columns that name a row, with commas. Default: all.")] = None,
-    columns: Annotated[str | None, Option(help="The columns to compare, with commas. Default: all others.")] = None,
-    hash: Annotated[Literal["xxhash64", "sha256"], Option(help="sha256: if rows may be forged.")] = "xxhash64",
+    columns: Annotated[str | None, Option(help="What else must agree, with commas. Default: all others.")] = None,
+    hash: Annotated[Literal["xxhash64", "sha256"], Option(help="sha256: where rows may be forged.")] = "xxhash64",
     out: Annotated[
         str | None,
-        Option(help="Folder for the rows, as Parquet: have/ (only in A), need/ (only in B), differing/, doubled/."),
+        Option(help="Write the rows there, as Parquet: have/ (only in A), need/ (only in B), differing/, doubled/."),
     ] = None,
-    repair: Annotated[bool, Option("--repair", help="Append to B the rows whose key it lacks; compare again.")] = False,
-    master: Annotated[str, Option(help="Spark master; local[*]: all local cores.")] = "local[*]",
+    repair: Annotated[bool, Option("--repair", help="Append to B the rows whose key it lacks; look again.")] = False,
+    master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
     samples: Annotated[int, Option(min=0, help="How many rows of each kind to show.")] = 10,
-    time: Annotated[str | None, Option(help="With a peer: column to sort records by. Default: the id.")] = None,
+    time: Annotated[str | None, Option(help="With a peer: column that sorts its records. Default: their ids.")] = None,
     index: Annotated[
-        str | None, Option(help="With a peer: folder of the index. Default: .A.onefold-index, beside A.")
+        str | None, Option(help="With a peer: where the index is kept. Default: .A.onefold-index, beside A.")
     ] = None,
     token_file: ServerToken = None,
     json: AsJson = False,

@@ -24,14 +24,14 @@ LINE_MAX: Final = 1 << 28
 
 
 def negentropy(
-    wire: Annotated[Literal["v1", "xor"], Option(help="v1: current. xor: the older one, for trusted peers.")] = "v1",
+    wire: Annotated[Literal["v1", "xor"], Option(help="v1: of today. xor: the older one, for trusted peers.")] = "v1",
     id_size: Annotated[
-        int | None, Option(min=8, max=32, help="Bytes of an id; longer ids are cut. Default: v1 32, xor 16.")
+        int | None, Option(min=8, max=32, help="Bytes of an id; longer ids are cut. xor: by default 16. v1: 32.")
     ] = None,
-    frame_limit: Annotated[int, Option(min=0, help="Maximum bytes per message sent; 0: no limit.")] = 0,
+    frame_limit: Annotated[int, Option(min=0, help="Bytes of a message of ours; 0: no limit.")] = 0,
     reply: Annotated[
         Literal["sparse", "full"],
-        Option(help="Answer a list of ids with the differences, or with all ids as published."),
+        Option(help="What a list of ids is answered with: what differs, or all as published."),
     ] = "sparse",
 ) -> None:
     """Reconcile with another implementation, over standard input and output."""

@@ -64,14 +64,12 @@ def _look(folder: Path) -> dict[str, Any]:
 
 def tail(
     topic: Folder,
-    start: Annotated[int | None, Option("--from", min=0, help="First offset. Default: near the end.")] = None,
-    since: Annotated[datetime | None, Option(help="Earliest time, in UTC, such as 2026-01-31T12:00:00.")] = None,
-    count_max: Annotated[
-        int | None, Option("--max", min=1, help="How many to show. Default: 10; with --from all.")
-    ] = None,
-    follow: Annotated[bool, Option("--follow", help="Wait for more; Ctrl-C stops.")] = False,
+    start: Annotated[int | None, Option("--from", min=0, help="First offset; by default near the end.")] = None,
+    since: Annotated[datetime | None, Option(help="First time, in UTC, such as 2026-01-31T12:00:00.")] = None,
+    count_max: Annotated[int | None, Option("--max", min=1, help="Show so many; else 10, or all from --from.")] = None,
+    follow: Annotated[bool, Option("--follow", help="Wait for more; Ctrl-C ends it.")] = False,
     everything: Annotated[
-        bool, Option("--all", help="Also show internal records: openings, conflicts, purges, switches.")
+        bool, Option("--all", help="Also what the topic notes for itself: openings, conflicts, purges, switches.")
     ] = False,
     json: Annotated[bool, Option("--json", help="Print a line of JSON per record on standard output.")] = False,
 ) -> None:
@@ -180,7 +178,7 @@ def reset_producer(
 
 def salvage(
     topic: Folder,
-    to: Annotated[Path, Argument(help="Folder for the new log; empty or missing.")],
+    to: Annotated[Path, Argument(help="A folder for the new log; empty, or not there.")],
     json: AsJson = False,
 ) -> None:
     """Copy all that is whole out of a damaged log into a new one, and say what is lost. The old log is not changed."""

@@ -182,7 +182,7 @@ def check_there(**urls: str | None) -> None:
     check_lasting(**urls)
     for name, url in urls.items():
         if (path := sqlite_file(url or "")) and not Path(path).exists():
-            raise Misuse(f"--{name}: {path} does not exist", path=path)
+            raise Misuse(f"--{name}: {path} is not there", path=path)
 
 
 def age(ms: float) -> str:

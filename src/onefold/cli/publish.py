@@ -14,18 +14,19 @@ from onefold.text import without_logins
 
 
 def publish(
-    file: Annotated[Path, Argument(exists=True, dir_okay=False, help="The file; each line is a message.")],
-    topic: Annotated[str, Option(help="The topic to publish to; created if missing.")],
+    file: Annotated[Path, Argument(exists=True, dir_okay=False, help="The file; a message is a line of it.")],
+    topic: Annotated[str, Option(help="The topic to publish to; made if it is not there.")],
     to: Annotated[str, Option(help="A folder of topics, or a server: http://HOST:PORT.")] = "./onefold-log",
-    name: Annotated[str | None, Option(help='The producer\'s name. Default: "file:" and the full path.')] = None,
-    follow: Annotated[bool, Option("--follow", help="Wait for more lines; Ctrl-C stops.")] = False,
+    name: Annotated[str | None, Option(help='The producer\'s name; by default "file:" and the whole path.')] = None,
+    follow: Annotated[bool, Option("--follow", help="Wait for the file to grow; Ctrl-C ends it.")] = False,
     token_file: Annotated[
         Path | None, Option(exists=True, dir_okay=False, help="A file with the server's token.")
     ] = None,
-    retry_s: Annotated[float, Option(min=0, help='Seconds to retry while the server is away; "inf": for ever.')] = 60,
+    retry_s: Annotated[
+        float, Option(min=0, help='Seconds to try again while the server is away; "inf": for ever.')
+    ] = 60,
     state: Annotated[
-        Path | None,
-        Option(dir_okay=False, help="File for a digest of the lines sent. Default: in ~/.local/state/onefold."),
+        Path | None, Option(dir_okay=False, help="Where a digest of what was read is kept; ~/.local/state/onefold.")
     ] = None,
     json: AsJson = False,
 ) -> int:

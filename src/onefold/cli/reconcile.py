@@ -24,14 +24,12 @@ def reconcile(
     peer: Annotated[str, Argument(metavar="PEER", help="A server, ws://HOST:PORT, or the file of another store.")],
     pull: Annotated[bool, Option(help="Fetch what the store lacks.")] = True,
     push: Annotated[bool, Option(help="Send what the peer lacks.")] = True,
-    dry_run: Annotated[bool, Option("--dry-run", help="Transfer nothing, only show what differs.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Move nothing: only say what differs.")] = False,
     since: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or later.")] = None,
     until: Annotated[int | None, Option(metavar="TIME", help="Only records of this time or earlier.")] = None,
-    wire: Annotated[
-        Literal["v1", "xor"], Option(help="v1: current. xor: the older one, for trusted peers; other id sizes.")
-    ] = "v1",
+    wire: Annotated[Literal["v1", "xor"], Option(help="v1: of today. xor: ids of other sizes, trusted peers.")] = "v1",
     token_file: ServerToken = None,
-    tries: Annotated[int, Option(min=1, help="Give up after this many attempts in a row without progress.")] = 5,
+    tries: Annotated[int, Option(min=1, help="Give up after so many in a row that moved nothing.")] = 5,
     as_json: AsJson = False,
 ) -> int:
     """Find what a store and a peer lack of each other, and exchange it.

@@ -99,14 +99,14 @@ KNOWN: Final = Answer(Verdict.REPEAT, "known")
 def add(
     store: NewStore,
     files: Annotated[list[Path], Argument(metavar="FILE", help="Files; - is standard input.")],
-    time: Annotated[
-        str | None, Option(metavar="FIELD", help="The field with the time, if lines are JSON. Default: time 0.")
-    ] = None,
+    time: Annotated[str | None, Option(metavar="FIELD", help="Lines are JSON, and this is their time; else 0.")] = None,
     ids: Annotated[
         bool,
-        Option("--ids", help='Lines are "timestamp,id in hex". Ids must be hashes or random; others hide differences.'),
+        Option(
+            "--ids", help='Lines are "timestamp,id in hex". Ids that are no hashes and not random hide differences.'
+        ),
     ] = False,
-    id_size: Annotated[int | None, Option(min=8, max=32, help="For a new store: bytes of an id. Default: 32.")] = None,
+    id_size: Annotated[int | None, Option(min=8, max=32, help="Of a new store: bytes of an id. By default 32.")] = None,
     as_json: AsJson = False,
 ) -> int:
     """Keep every line of these files as a record. A line that is there already is not kept twice.
@@ -183,7 +183,7 @@ class Adding:
 
 def ls(
     store: RecordStore,
-    limit: Annotated[int, Option(min=0, max=100_000, help="How many records to list, the oldest first.")] = 0,
+    limit: Annotated[int, Option(min=0, max=100_000, help="List so many records, the oldest first.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Show how much a store holds. Two stores with the same fingerprint hold the same records."""

@@ -33,47 +33,43 @@ the claims and the log, would be most of what a decision takes."""
 
 Coordinator: TypeAlias = Annotated[
     str | None,
-    Option(
-        envvar="ONEFOLD_COORDINATOR",
-        help=f"The store that servers share: redis://..., sqlite:///... {options.VARIABLE}",
-    ),
+    Option(envvar="ONEFOLD_COORDINATOR", help=f"What servers share: redis://..., sqlite:///... {options.VARIABLE}"),
 ]
 WhenDown: TypeAlias = Annotated[
     Literal["park", "unsure"] | None,
-    Option(help="While the coordinator is down, frames wait (park, the default) or are forwarded as UNSURE."),
+    Option(help="While the coordinator is down frames wait (park, the default), or go up as UNSURE."),
 ]
 UdpAllow: TypeAlias = Annotated[
-    list[str] | None, Option(help="Gateways or networks to accept on UDP; repeatable. Needed beyond loopback.")
+    list[str] | None, Option(help="Gateways or networks to believe on UDP; may be repeated. Needed beyond loopback.")
 ]
 Mqtt: TypeAlias = Annotated[
     str | None,
     Option(envvar="ONEFOLD_MQTT", help=f"ChirpStack's bridge: mqtt://user:password@host. {options.VARIABLE}"),
 ]
 MicFailures: TypeAlias = Annotated[
-    int,
-    Option(min=1, help="Wrong integrity codes per station, address and minute; above this, frames are not checked."),
+    int, Option(min=1, help="Wrong integrity codes of a station for an address in a minute; more are not looked at.")
 ]
 
 
 def ingest(
-    folder: Annotated[Path, Argument(help="Folder of the topics; created if missing.")],
+    folder: Annotated[Path, Argument(help="Where the topics are kept; made if it is not there.")],
     host: options.Host = "127.0.0.1",
     port: options.Port = 7654,
     token_file: options.TokenFile = None,
-    deduplicate: Annotated[bool, Option(help="For new topics: store each message once.")] = True,
+    deduplicate: Annotated[bool, Option(help="Of new topics: store each message once.")] = True,
     memory: Annotated[
         Literal["highest", "gaps"],
-        Option(help="For new topics: remember the highest sequence of each producer, or also the gaps below it."),
+        Option(help="Of new topics: remember the highest sequence of a producer, or also what is missing below."),
     ] = "highest",
-    jump_max: Annotated[int, Option(min=0, help="Reject numbers that jump further ahead; 0: no limit.")] = JUMP_MAX,
-    create: Annotated[bool, Option(help="Create a topic when it is first published to.")] = True,
-    idle_ms: Annotated[int | None, Option(min=1, help="Forget producers after this many ms of silence.")] = None,
+    jump_max: Annotated[int, Option(min=0, help="Reject sequences that jump further ahead; 0: no limit.")] = JUMP_MAX,
+    create: Annotated[bool, Option(help="Make a topic when somebody publishes to it.")] = True,
+    idle_ms: Annotated[int | None, Option(min=1, help="Forget a producer that was silent for so many ms.")] = None,
     retain_bytes: options.RetainBytes = None,
     retain_ms: options.RetainMs = None,
-    snapshot_entries: Annotated[int, Option(min=1, help="Messages between two snapshots of the producers.")] = 100_000,
-    snapshot_ms: Annotated[int, Option(min=1, help="Milliseconds between two snapshots, at most.")] = 60_000,
-    producers_max: Annotated[int, Option(min=1, help="Producers remembered per topic, at most.")] = 100_000,
-    topics_max: Annotated[int, Option(min=1, help="Topics, at most.")] = 1_000,
+    snapshot_entries: Annotated[int, Option(min=1, help="Save what is remembered after so many messages.")] = 100_000,
+    snapshot_ms: Annotated[int, Option(min=1, help="Save what is remembered at least every so many ms.")] = 60_000,
+    producers_max: Annotated[int, Option(min=1, help="Producers of a topic that are remembered.")] = 100_000,
+    topics_max: Annotated[int, Option(min=1, help="Topics that clients can make.")] = 1_000,
     connections_max: options.Connections = 1_000,
     message_bytes_max: Annotated[int, Option(min=1, help="Bytes of one message.")] = 1 << 20,
     json: options.AsJson = False,
@@ -113,8 +109,8 @@ def desk(
     transport: options.Transport,
     tokens: options.Tokens = None,
     plan: options.Plan = None,
-    queues: Annotated[str | None, Option(help="The queues that accept requests: orders,refunds. Default: all.")] = None,
-    name: Annotated[str, Option(help="Name of the desk, and of the queue for its answers.")] = "desk",
+    queues: Annotated[str | None, Option(help="The queues that can be asked for: orders,refunds. Else all.")] = None,
+    name: Annotated[str, Option(help="The name of the desk, and of the queue that answers come by.")] = "desk",
     window_s: Annotated[float, Option(min=1, max=6 * 86_400, help="Seconds to keep requests and answers.")] = 86_400,
     wait_s_max: Annotated[float, Option(min=0, max=600, help="Seconds that a client can wait for an answer.")] = 30,
     host: options.Host = "127.0.0.1",
@@ -122,7 +118,7 @@ def desk(
     token_file: options.TokenFile = None,
     json: options.AsJson = False,
 ) -> None:
-    """Take requests over HTTP, and pass each on once.
+    """Take requests over HTTP, and hand each on once.
 
     PUT /orders/ID makes room for a request, POST fills and submits it, GET shows its state, DELETE forgets it; ID
     is a UUID of version 7. Each can be repeated without harm. Ctrl-C and SIGTERM stop it.
@@ -147,33 +143,33 @@ def desk(
 
 
 def gateway(
-    folder: Annotated[Path, Argument(help="Folder for uplinks and counters; created if missing.")],
+    folder: Annotated[Path, Argument(help="Where uplinks and counters are kept; made if it is not there.")],
     devices: Annotated[Path, Option(help="The registry: TOML, or SQLite with a table 'devices'.")],
-    name: Annotated[str | None, Option(help="Name of this server, unique at its coordinator. Default: a.")] = None,
+    name: Annotated[str | None, Option(help="A name that no other server of its coordinator has. Default: a.")] = None,
     coordinator: Coordinator = None,
     when_down: WhenDown = None,
     region: Annotated[Literal["EU868", "US915"], Option(help="The radio plan.")] = "EU868",
-    sub_band: Annotated[int | None, Option(min=1, max=8, help="Sub-band of US915. Default: 2.")] = None,
+    sub_band: Annotated[int | None, Option(min=1, max=8, help="Which eight channels of US915. Default: 2.")] = None,
     rx_delay: Annotated[int, Option(min=1, max=15, help="Seconds from an uplink to its answer.")] = 1,
     host: options.Host = "127.0.0.1",
     port: options.Port = 7655,
     token_file: options.TokenFile = None,
-    public_url: Annotated[str | None, Option(help="URL of a proxy in front: wss://lns.example.")] = None,
+    public_url: Annotated[str | None, Option(help="Where a proxy in front takes stations: wss://lns.example.")] = None,
     udp: Annotated[int | None, Option(min=0, max=65535, help="UDP port for Semtech's packet forwarder.")] = None,
-    udp_host: Annotated[str | None, Option(help="Address for UDP. Default: that of --host.")] = None,
+    udp_host: Annotated[str | None, Option(help="The address for UDP; by default that of --host.")] = None,
     udp_allow: UdpAllow = None,
     mqtt: Mqtt = None,
     expiry_ms: options.Expiry = 60_000,
     fixed: options.Fixed = False,
     strict_adr: options.StrictAdr = False,
-    echo_ms: Annotated[int, Option(min=0, help="Copies of one station within this many ms are echoes; 0: off.")] = 0,
+    echo_ms: Annotated[int, Option(min=0, help="What a station hears twice in so many ms was sent once; 0: off.")] = 0,
     keep_all: Annotated[bool, Option("--keep-all", help="Also store all receptions, in the topic receptions.")] = False,
     retain_bytes: options.RetainBytes = None,
     retain_ms: options.RetainMs = None,
     connections_max: options.Connections = 1_000,
     message_bytes_max: Annotated[int, Option(min=1_000, help="Bytes of one message.")] = 16 << 10,
-    in_hand_max: Annotated[int, Option(min=1, help="Receptions in progress, at most.")] = 20_000,
-    parked_max: Annotated[int, Option(min=1, help="Claims waiting for the coordinator, at most.")] = 10_000,
+    in_hand_max: Annotated[int, Option(min=1, help="Receptions in work at the same time.")] = 20_000,
+    parked_max: Annotated[int, Option(min=1, help="Claims that wait for the coordinator.")] = 10_000,
     mic_failures_max: MicFailures = 100_000,
     json: options.AsJson = False,
 ) -> None:
@@ -287,30 +283,29 @@ def reconcile(
     host: options.Host = "127.0.0.1",
     port: options.Port = 7657,
     token_file: options.TokenFile = None,
-    read_only: Annotated[bool, Option("--read-only", help="Send records, accept none.")] = False,
+    read_only: Annotated[bool, Option("--read-only", help="Give records, and take none.")] = False,
     connections_max: options.Connections = 256,
-    sessions_max: Annotated[int, Option(min=1, help="Concurrent sessions, at most.")] = 64,
-    session_s: Annotated[float, Option(min=1, help="Seconds that a session may wait for its peer in total.")] = 600,
+    sessions_max: Annotated[int, Option(min=1, help="Sessions at the same time.")] = 64,
+    session_s: Annotated[float, Option(min=1, help="Seconds a session may wait for its peer, in all.")] = 600,
     work_s: Annotated[float, Option(min=1, help="Seconds of CPU a session may take to find what differs.")] = 60,
-    record_bytes_max: Annotated[int, Option(min=1, help="Largest record to accept, in bytes.")] = RECORD_BYTES_MAX,
+    record_bytes_max: Annotated[int, Option(min=1, help="Bytes of a record that is taken.")] = RECORD_BYTES_MAX,
     spark: Annotated[bool, Option("--spark", help="STORE is a table; its rows are records without bodies.")] = False,
     format: options.Format = "auto",
     option: options.ReaderOption = None,
-    key: Annotated[str | None, Option(help="With --spark: the columns of the id. Default: all.")] = None,
-    time: Annotated[str | None, Option(help="With --spark: the column to sort by. Default: the id.")] = None,
+    key: Annotated[str | None, Option(help="The columns that ids are made of, with commas. Default: all.")] = None,
+    time: Annotated[str | None, Option(help="The column that records are sorted by. Default: their ids.")] = None,
     index: Annotated[
-        str | None, Option(help="With --spark: folder of the index. Default: .TABLE.onefold-index beside the table.")
+        str | None, Option(help="Of a table: where its index is kept. Default: .TABLE.onefold-index beside it.")
     ] = None,
     rows_max: Annotated[
-        int | None,
-        Option(min=1, help="With --spark: rows (72 bytes each) that a session may read. Default: 1,000,000."),
+        int | None, Option(min=1, help="Of a table: rows, of 72 bytes, that a session may read. Default: 1,000,000.")
     ] = None,
     master: Annotated[str, Option(help="Where Spark runs.")] = MASTER,
     json: options.AsJson = False,
 ) -> None:
-    """Let peers compare their records with a store, and exchange what is missing.
+    """Let others find what they and a store lack of each other, and exchange it.
 
-    Peers use `onefold reconcile STORE ws://HOST:PORT`, `onefold diff TABLE ws://HOST:PORT`, or as clients of
+    They do so with `onefold reconcile STORE ws://HOST:PORT`, `onefold diff TABLE ws://HOST:PORT`, or as clients of
     NIP-77. With --spark the store is a table that Spark can read; the options from --format on are for tables. Ctrl-C
     and SIGTERM stop it.
     """

@@ -113,9 +113,7 @@ def entry_document(entry: Stranded, now_ms: int) -> dict[str, Any]:
 def ls(
     store: MaybeStore = None,
     tokens: Tokens = None,
-    orphans: Annotated[
-        bool, Option("--orphans", help="Only tokens made for a message whose own token is gone.")
-    ] = False,
+    orphans: Annotated[bool, Option("--orphans", help="Only those made for a message whose token is gone.")] = False,
     limit: Annotated[int, Option(min=1, max=100_000, help="How many to show.")] = 1_000,
     as_json: AsJson = False,
 ) -> None:
@@ -174,8 +172,7 @@ def discard(
     token: Annotated[str | None, Argument(metavar="TOKEN", help="The token: the name of its message.")] = None,
     tokens: Tokens = None,
     unreadable: Annotated[
-        str | None,
-        Option(metavar="QUEUE", help="Instead of a token: all dead letters of this queue that are not messages."),
+        str | None, Option(metavar="QUEUE", help="Instead, dead letters of a queue that hold no message at all.")
     ] = None,
     yes: Annotated[bool, Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
@@ -230,7 +227,7 @@ def _check_discard(context: TokenContext, token: str | None, realm: str) -> str:
 def revive(
     transport: Transport,
     token: Annotated[str | None, Argument(metavar="TOKEN", help="The token of one dead letter.")] = None,
-    queue: Annotated[str | None, Option(help="Instead of a token: all dead letters of this queue.")] = None,
+    queue: Annotated[str | None, Option(help="All dead letters of a queue instead.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Put dead letters back into their queue, as if they were new: their tokens are still there."""

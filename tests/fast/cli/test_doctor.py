@@ -223,11 +223,11 @@ def test_the_variables_fill_in_but_alone_the_doctor_looks_at_the_machine(shop, t
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--store", "sqlite:///x.db"], "x.db does not exist"),
+        (["--store", "sqlite:///x.db"], "x.db is not there"),
         (["--transport", "sqlite:///x.db"], "--transport: an outbox is checked with"),
         (["--tokens", "redis://me:hush@h"], "--tokens: an outbox is checked with"),
         (["--older-than-s", "5"], "--older-than-s is for an outbox"),
-        (["--store", "sqlite:///x.db", "--transport", "sqlite:///x.db"], "x.db does not exist"),
+        (["--store", "sqlite:///x.db", "--transport", "sqlite:///x.db"], "x.db is not there"),
     ],
 )
 def test_options_of_an_outbox_that_would_have_no_effect_are_refused(tmp_path, words, said):

@@ -105,10 +105,10 @@ def test_dead_letters_are_shown_with_why_they_are_dead(at, tmp_path):
     ("words", "said"),
     [
         (["ls"], "Missing option '--store'"),
-        (["ls", "--store", "sqlite:///nowhere.db"], "nowhere.db does not exist"),
+        (["ls", "--store", "sqlite:///nowhere.db"], "nowhere.db is not there"),
         (["ls", "--store", "postgresql://me:hush@127.0.0.1:1/x"], "refused"),
         (["recover", "--store", "sqlite:///nowhere.db"], "Missing option '--transport'"),
-        (["recover", "--store", "sqlite:///nowhere.db", "--transport", "sqlite:///q.db"], "nowhere.db does not exist"),
+        (["recover", "--store", "sqlite:///nowhere.db", "--transport", "sqlite:///q.db"], "nowhere.db is not there"),
     ],
 )
 def test_wrong_usage_is_told_without_a_password(tmp_path, words, said):

@@ -180,7 +180,7 @@ def test_dead_letters_that_hold_no_message_are_removed_by_their_queue_and_no_oth
     ("words", "said"),
     [
         (["ls"], "name the store of the tokens"),
-        (["ls", "--store", "sqlite:///nowhere.db"], "nowhere.db does not exist"),
+        (["ls", "--store", "sqlite:///nowhere.db"], "nowhere.db is not there"),
         (["ls", "--store", "memory://"], "nobody else would see it"),
         (["ls", "--store", "http://me:hush@host"], "no ledger at http://..."),
         (["ls", "--tokens", "amqp://me:hush@host"], "no token store at amqp://..."),
