@@ -98,7 +98,7 @@ def test_a_secret_of_the_settings_is_not_kept_and_the_audit_asks_for_the_file_th
     assert "hunter2" not in (tmp_path / "out" / "run.json").read_text()
     refused = onefold("audit", "out", cwd=tmp_path)
     assert refused.returncode == 2
-    assert "out: run.json keeps no secrets, and so lacks source.options.password: give the TOML file" in refused.stderr
+    assert "out: run.json keeps no secrets, so it lacks source.options.password: give the TOML file" in refused.stderr
     assert onefold("audit", "pipeline.toml", cwd=tmp_path).returncode == 0
 
 

@@ -418,7 +418,7 @@ def test_the_commands_know_ids(events):
     done = onefold("run", "pipeline.toml", "--json", cwd=events)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tally"]["reasons"][0] == {"verdict": "FIRST", "reason": "new", "count": 300}
-    assert "cannot be told: what was lost: an id says nothing of the messages around it" in done.stderr
+    assert "not known: what was lost: an id says nothing of the messages around it" in done.stderr
     assert "No message with its id was seen before." in " ".join(done.stderr.split())
     done = onefold("explain", events / "out", "e50", cwd=events)
     assert (done.returncode, "2 rows: 1 FIRST, 1 REJECT" in done.stderr) == (0, True), done.stderr

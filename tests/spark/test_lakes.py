@@ -90,6 +90,7 @@ def test_a_table_is_run_audited_and_explained_and_a_run_that_goes_on_reads_what_
     lake.append(events(30, 40, 5))
     second = told("run", "on.toml", cwd=tmp_path)
     assert (second["version"], second["tally"]["in"], second["manifest"]["rows"]) == (1, 11, 11)
+    assert not (tmp_path / "out" / "progress.json").exists()  # a table holds no files of ours
     assert "nothing_new" in told("run", "on.toml", cwd=tmp_path)
     table = lake.catalog.load_table("db.out") if format == "iceberg" else None
     rows = DeltaTable(str(tmp_path / "out")).to_pyarrow_table() if table is None else table.scan().to_arrow()

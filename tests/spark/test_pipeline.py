@@ -197,16 +197,18 @@ def test_late_events_without_previous_all_count_and_what_cannot_be_told_is_said(
     assert (figures["tally"]["first"], figures["tally"]["repeat"], figures["tally"]["unsure"]) == (20_000, 0, 0)
     assert [untold["option"] for untold in figures["cannot_tell"]] == ["previous_timestamp", "timestamp"]
     assert "clean" not in checked.stderr
-    assert "what was lost: the rows name no previous message; --previous-timestamp COLUMN would tell" in checked.stderr
+    assert (
+        "what was lost: the rows name no previous message; --previous-timestamp COLUMN would show it" in checked.stderr
+    )
     pipeline(tmp_path, late_events, 'key = ["user"]\ntimestamp = "ts"\narrival = "received"\n')
     done = onefold("run", "pipeline.toml", "--strict", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["tally"]["first"] == 20_000
     assert json.loads(done.stdout)["absent_columns"] == ["sequence", "previous_timestamp", "previous_sequence"]
-    assert 'previous_timestamp = "COLUMN" in [judge] would tell' in done.stderr
+    assert 'previous_timestamp = "COLUMN" in [judge] would show it' in done.stderr
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     assert "Nothing lost" not in page
-    assert "Cannot be told: what was lost" in page
+    assert "Not known: what was lost" in page
     assert onefold("audit", tmp_path / "out", cwd=tmp_path).returncode == 0
 
 
@@ -218,7 +220,7 @@ def test_copies_that_bear_another_time_are_not_called_clean(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "clean" not in done.stderr
     assert "nothing was found" in done.stderr
-    assert "cannot be told: copies that bear another number" in done.stderr
+    assert "not known: copies that bear another number" in done.stderr
 
 
 def test_rows_with_an_id_are_judged_by_it_and_the_engine_follows_from_the_columns_that_are_named(tmp_path):
@@ -232,7 +234,11 @@ def test_rows_with_an_id_are_judged_by_it_and_the_engine_follows_from_the_column
     assert "clean" not in done.stderr
     by_number = onefold("check", events, "--key", "event_id", "--sequence", "n", "--json", cwd=tmp_path)
     assert json.loads(by_number.stdout)["engine"] == "producers"
-    one_line(onefold("check", events, "--id", "event_id", "--key", "n", cwd=tmp_path), 2, "needs no --id")
+    one_line(
+        onefold("check", events, "--id", "event_id", "--key", "n", cwd=tmp_path),
+        2,
+        "--key cannot be combined with --id",
+    )
 
 
 def test_a_column_that_was_named_and_is_not_there_is_refused_with_the_command_as_it_could_be(late_events, tmp_path):

@@ -53,7 +53,7 @@ def test_check_finds_all_copies_and_all_losses_but_those_around_a_reboot_which_i
     assert "39,583 first + 753 repeat + 0 unsure + 0 reject" in done.stderr
     assert (found["missing_messages"], found["keys"]) == (413, 40)
     assert found["findings"] == ["753 repeated messages", f"{found['missing_ranges']} missing ranges of 413 messages"]
-    assert "cannot be told: what was lost around the 83 restarts of counters" in done.stderr
+    assert "not known: what was lost around the 83 restarts of counters" in done.stderr
     assert "try:" not in done.stderr
 
 
@@ -61,8 +61,12 @@ def test_without_the_time_check_says_that_it_looks_like_restarts_and_what_to_wri
     messages = air / "all" / "messages"
     done = here("check", messages, "--key", "device", "--sequence", "seq", cwd=air)
     assert " repeats have a 'ts' of their own, and " in done.stderr
-    assert "the sequence begins anew while 'ts' rises; --time ts would tell" in done.stderr
-    assert f"try: onefold check {messages} --producer device --sequence seq --time ts" in done.stderr.splitlines()
+    assert "the sequence begins anew while 'ts' rises; --time ts would show it" in done.stderr
+    better = f"try: onefold check {messages} --producer device --sequence seq --time ts"
+    assert better in done.stderr.splitlines()
+    more = ("--format", "json", "--bad-files", "set_aside", "--option", "encoding=UTF-8")
+    done = here("check", messages, "--key", "device", "--sequence", "seq", *more, cwd=air)
+    assert f"{better} {' '.join(more)}" in done.stderr.splitlines()
 
 
 def test_copies_that_only_come_later_do_not_look_like_restarts(spark, tmp_path):
@@ -172,8 +176,8 @@ def test_what_a_time_makes_needless_is_refused(spark, tmp_path):
     for words, line in {
         "--key device --sequence seq --time when": "no column 'when' (time)",
         "--key device --sequence seq --time ts --epoch seq": "epoch is 'seq', but a time ('ts') tells the epochs",
-        "--key device --number seq --time ts": "--time is 'ts', which needs --producer",
-        "--id device --time ts": "--time is 'ts', which needs no --id",
+        "--key device --number seq --time ts": "--time needs --producer",
+        "--id device --time ts": "--time cannot be combined with --id",
     }.items():
         done = here("check", tmp_path / "x.csv", *words.split(), cwd=tmp_path)
         assert (done.returncode, line in done.stderr) == (2, True), done.stderr

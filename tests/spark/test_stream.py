@@ -1,6 +1,7 @@
 """A pipeline in stream mode, as a user runs it: goes on where it ended, is watched, and stops when asked."""
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -10,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from onefold.cli import demo
 from onefold.testing.faults import Faults
 from onefold.testing.traffic import Traffic, make, write
 from tests.lib.commands import here
@@ -56,6 +58,10 @@ def test_a_start_goes_on_where_the_last_one_ended_and_a_lost_checkpoint_is_refus
     assert sum(map(sum, [*drawn["figures"]["timeline"]["bins"], drawn["figures"]["timeline"]["outside"]])) == 2_000
     assert drawn["figures"]["lags"]["count"] == end["tally"]["repeat"]
 
+    for name, own in (("stream", "out"), ("stream.checkpoint", "out.checkpoint")):  # what a demo clears away
+        paths = (path.relative_to(folder / own).as_posix() for path in (folder / own).rglob("*") if path.is_file())
+        assert [path for path in paths if not demo._OWN[name].fullmatch(path)] == []
+
     again = run(folder, "--strict")
     assert again.returncode == 1, again.stderr  # there are rejects
     assert json.loads(again.stdout.splitlines()[-1])["tally"] == end["tally"]
@@ -101,6 +107,15 @@ def test_it_is_watched_while_it_runs_nobody_else_has_its_place_and_sigterm_ends_
             process.kill()
     assert process.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["event"] == "stopped"
+
+
+def test_a_stream_goes_on_when_nobody_reads_its_lines_any_more(folder):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as nobody:
+        done = subprocess.run(COMMAND, cwd=folder, stdout=nobody, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "all read; published in" in done.stderr
 
 
 @pytest.mark.proof

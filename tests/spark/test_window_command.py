@@ -41,7 +41,7 @@ def test_without_copies_it_says_so_and_is_content(spark, readings, tmp_path):
     assert (done.returncode, done.stdout) == (0, "")
     assert "121 rows: 120 ids, 0 copies" in done.stderr
     assert "all times are before 1973" in done.stderr
-    assert "there are no copies: by this data no window is needed" in done.stderr
+    assert "there are no copies: this data needs no window" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_without_copies_it_says_so_and_is_content(spark, readings, tmp_path):
         (("--time", "when"), "no column 'when' (time)"),
         (("--time", "device", "--key", "n"), "column 'device' is text without a whole number or a time in it"),
         (("--quantile", "1.5"), "share is 1.5, must be above 0 and at most 1"),
-        (("--number", "n"), "--number is 'n', which needs --chain"),
+        (("--number", "n"), "--number needs --chain"),
         (("--chain", "device", "--number", "n"), "--number and --previous must have as many columns"),
         (("--chain", "device", "--number", "n,n,n"), "--number is 'n,n,n', must be one column or two"),
         (("--key", ","), "key is empty"),

@@ -1,4 +1,4 @@
-"""``onefold audit``: the proof that a run published exactly what its source holds."""
+"""``onefold audit``: prove that a run published exactly what its source holds."""
 
 import os
 from contextlib import nullcontext
@@ -20,17 +20,16 @@ from onefold.settings import Settings, load
 
 
 def audit(
-    run: Annotated[str, Argument(help="The folder that `onefold run` left, or the pipeline's TOML file.")],
-    out: Annotated[str | None, Option(help="Where to write all rows that are wrong, by kind.")] = None,
+    run: Annotated[str, Argument(help="The output folder of `onefold run`, or the pipeline's TOML file.")],
+    out: Annotated[str | None, Option(help="A folder for all wrong rows, by kind.")] = None,
     json: AsJson = False,
 ) -> None:
     """Compare what the source of a run holds now with what the run published, row by row and id by id.
 
-    Names each row that is missing or surplus, each id that counts twice, each repeat without a first, and where the
-    books and the rows differ. Files of the source that have grown, shrunk, vanished or been written again since the run
-    are named too, by its manifest, and rows that the reader gives are compared with a count of their own. Exit 1 if
-    there is anything, 0 if all agrees. A repeat of which no first is known (`below_floor`, `behind_highest`) is a
-    finding too: it counts nowhere.
+    Findings are: rows that are missing or surplus, ids that count twice, repeats without a first, books that differ
+    from the rows, and source files that changed or vanished since the run (by its manifest). The rows from the reader
+    are compared with an independent count. Exit 1 if there is a finding, else 0. A repeat whose first is unknown by
+    rule (`below_floor`, `behind_highest`) is a finding too: it counts nowhere.
     """
     from onefold.cli.pipeline import opened
     from onefold.cli.stream import checkpoint_of
@@ -52,13 +51,13 @@ def audit(
         output = Place(spark, path)
         if out is not None:
             refuse_overlap([("the source", located(spark, source.path))], [("--out", located(spark, out))])
-        # What cannot be done is refused first.
+        # Refuse a folder that cannot be written before the long work.
         with nullcontext() if out is None else kinds_folder(Place(spark, out)) as folder:
             rows = open_snapshot(path, publish.format, publish.options).read(spark) if is_table else None
             sink = partial(open_sink, spark, path, format=publish.format, options=publish.options)
             tally = books(spark, output) if rows is None else sink(strategy=publish.strategy).total()
-            before = output / MANIFEST  # of a batch run, and not of one that an older version made
-            if source.format == KAFKA:  # what was read, not what is there by now
+            before = output / MANIFEST  # only batch runs have one, and not those of older versions
+            if source.format == KAFKA:  # audit the offsets that were read, not what the topic holds now
                 versions = [output / BATCHES / name / MANIFEST for name in sorted((output / BATCHES).names())]
                 log = b"".join(file.read_bytes() for file in (before, *versions) if file.exists())
                 source = replace(source, only=ranges_read(log, Place(spark, checkpoint_of(settings))))
@@ -88,7 +87,7 @@ def audit(
 
 
 def _what(run: str, out: str | None) -> tuple[Settings, str]:
-    """What is to be audited, and where it was published; `Misuse` if that cannot be."""
+    """The settings of the run, and where it published; `Misuse` if that cannot be audited."""
     from onefold.cli.pipeline import refuse_pipeline
     from onefold.spark.signature import refuse_overlap
 
@@ -101,7 +100,7 @@ def _what(run: str, out: str | None) -> tuple[Settings, str]:
     if publish.format == "parquet":
         refuse_run(path)
     elif source.format == "kafka" and settings.memory.path is not None:
-        raise Misuse(f"{run}: which offsets a run with [memory] read is kept beside parquet only", run=run)
+        raise Misuse(f"{run}: a run with [memory] keeps the offsets that it read only beside parquet", run=run)
     refuse_pipeline(settings)
     folders = [("the source", source.path), *([("the run", path)] if publish.is_folder else [])]
     refuse_overlap(folders, [] if out is None else [("--out", out)])
@@ -109,8 +108,8 @@ def _what(run: str, out: str | None) -> tuple[Settings, str]:
 
 
 def _settings(run: str) -> Settings:
-    """By what the run was made, as its own run.json says."""
-    # By Python's own means if they reach the folder: a Spark must not be started before its settings are known.
+    """The settings in the run's own run.json."""
+    # Without Spark if the folder is local: Spark must not start before its settings are known.
     folder: Any = local_folder(run)
     if folder is None:
         from onefold.spark.files import Place
@@ -124,7 +123,7 @@ def _settings(run: str) -> Settings:
     try:
         settings = loads((folder / "run.json").read_bytes())["settings"]
         if secrets := hidden_in(settings):
-            raise Misuse(f"{run}: run.json keeps no secrets, and so lacks {secrets[0]}: give the TOML file", run=run)
+            raise Misuse(f"{run}: run.json keeps no secrets, so it lacks {secrets[0]}: give the TOML file", run=run)
         return Settings.model_validate(settings)
     except (ValidationError, ValueError, KeyError, TypeError) as error:
         raise Misuse(

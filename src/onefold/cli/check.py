@@ -1,14 +1,14 @@
-"""``onefold check``: what is wrong with a data set, without writing anything."""
+"""``onefold check``: find what is wrong with a data set, without writing anything."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from rich.text import Text
 from typer import Argument, Exit, Option
 
 from onefold.cli.mistakes import are_small, format_of, refuse_mistakes
-from onefold.cli.options import names_of, reader_options
+from onefold.cli.options import names_of, reader_options, refuse
 from onefold.cli.output import emit_json, people, progress
 from onefold.errors import Misuse
 from onefold.report import advice, agreement, text
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _KEY = "stream,partition,publisher,chain"
 GAP_COUNT_MAX = 10_000
 """As the engines have it by default."""
+READING: Final = {"--format": "auto", "--bad-files": "stop", "--partition-types": "text", "--master": "local[*]"}
+"""Options of the reader with their defaults."""
 
 _NUMBERS: Final = "If rows have a number and the one before it (chains)"
 _SOURCES: Final = "If rows have a source and a running number (producers)"
@@ -31,31 +33,31 @@ _COLUMNS: Final = "COLUMN,..."
 
 _Id = Annotated[
     str | None,
-    Option(metavar=_COLUMNS, rich_help_panel=_IDS, help="The id: the columns that copies of a message share."),
+    Option(metavar=_COLUMNS, rich_help_panel=_IDS, help="The id: the columns that all copies of a message share."),
 ]
 _Payload: TypeAlias = Annotated[
     str,
     Option(
         metavar=_COLUMNS, rich_help_panel=_IDS,
-        help='The content, of ids and producers: a copy whose content differs is a conflict; "none": not compared.',
+        help='The content: a copy with other content is a conflict. "none": not compared. Also with --producer.',
     ),
 ]  # fmt: skip
 _Order: TypeAlias = Annotated[
     str,
     Option(
         metavar=_COLUMN, rich_help_panel=_IDS,
-        help="When a row came in, of ids and producers: the first in this order is the one that counts; "
-        '"none": any.',
+        help='When a row came in: the first in this order counts. "none": any order. Also with --producer.',
     ),
 ]  # fmt: skip
 Producer = Annotated[
-    str | None, Option(metavar=_COLUMNS, rich_help_panel=_SOURCES, help="The source, such as a device. Or use --key.")
+    str | None,
+    Option(metavar=_COLUMNS, rich_help_panel=_SOURCES, help="The source, such as a device; --key means the same here."),
 ]
 _Sequence: TypeAlias = Annotated[
     str | None,
     Option(
         metavar=_COLUMN, rich_help_panel=_SOURCES,
-        help="The running number of producers; of chains, what tells apart messages of one timestamp; "
+        help="The running number of the source. With --number: the counter of messages with the same number, or "
         '"none". Default: the column "sequence", if there is one.',
     ),
 ]  # fmt: skip
@@ -63,47 +65,46 @@ _Epoch: TypeAlias = Annotated[
     str,
     Option(
         metavar=_COLUMN, rich_help_panel=_SOURCES,
-        help='A number that rises when the source is replaced: rows with an older one are rejected; or "none".',
+        help='A number that rises when the source is replaced: rows of an older epoch are rejected. "none": no epochs.',
     ),
 ]  # fmt: skip
 _Time: TypeAlias = Annotated[
     str,
     Option(
         metavar=_COLUMN, rich_help_panel=_SOURCES,
-        help="When a message was made, which its copies share: name it if counters may restart at 0; "
-        'or "none".',
+        help='When the message was made, the same in all copies: needed if counters restart at 0. "none": they do not.',
     ),
 ]  # fmt: skip
 _Memory: TypeAlias = Annotated[
     Literal["highest", "gaps"],
     Option(
         rich_help_panel=_SOURCES,
-        help='A number below the highest that was not seen before: "gaps" counts it, "highest" calls it a repeat.',
+        help='A number below the highest that was not seen before is new ("gaps") or a repeat ("highest").',
     ),
 ]
 _JumpMax: TypeAlias = Annotated[
     int,
-    Option(min=0, rich_help_panel=_SOURCES, help="Reject a number further above the highest than this; 0: no limit."),
+    Option(min=0, rich_help_panel=_SOURCES, help="Reject a number more than this above the highest; 0: no limit."),
 ]
 _Key: TypeAlias = Annotated[
     str,
     Option(
         metavar=_COLUMNS, rich_help_panel=_NUMBERS,
-        help="What numbers belong together by, such as a device (the chain); with --sequence alone, the producer.",
+        help="The columns whose rows are numbered together, such as a device. With --sequence alone: the source.",
     ),
 ]  # fmt: skip
 _Number: TypeAlias = Annotated[
     str,
     Option(
         "--timestamp", "--number", metavar=_COLUMN, rich_help_panel=_NUMBERS,
-        help="The number: whole, such as Unix time in ms; or a time (timestamp, date, ISO 8601).",
+        help="The number of a message: an integer, such as Unix time in ms, or a time (timestamp, date, ISO 8601).",
     ),
 ]  # fmt: skip
 _PreviousTimestamp: TypeAlias = Annotated[
     str | None,
     Option(
         "--previous-timestamp", "--previous", metavar=_COLUMN, rich_help_panel=_NUMBERS,
-        help='The number of the message before this one, or "none": then losses cannot be found. '
+        help='The number of the previous message; "none": losses cannot be found. '
         'Default: the column "previous_timestamp", if there is one.',
     ),
 ]  # fmt: skip
@@ -111,68 +112,67 @@ _PreviousSequence: TypeAlias = Annotated[
     str | None,
     Option(
         metavar=_COLUMN, rich_help_panel=_NUMBERS,
-        help='The sequence of the message before this one, or "none". Default: the column "previous_sequence", '
-        "if there is one.",
+        help='The sequence of the previous message, or "none". Default: "previous_sequence", if there is one.',
     ),
 ]  # fmt: skip
 _Arrival: TypeAlias = Annotated[
     str | None,
     Option(
         metavar=_COLUMN, rich_help_panel=_NUMBERS,
-        help="When a row came in: Unix time in ms, or a time; rows are judged in this order. "
-        'Or "none". Default: the column "arrival", if there is one.',
+        help="When a row came in (Unix time in ms, or a time): the order of judgement. "
+        '"none": by number. Default: the column "arrival", if there is one.',
     ),
 ]  # fmt: skip
 _Floor: TypeAlias = Annotated[
     Literal["first", "open"],
     Option(
         rich_help_panel=_NUMBERS,
-        help='A number below the first that arrived: "open" counts it as new, "first" calls it a repeat.',
+        help='A number below the first that arrived is new ("open") or a repeat ("first").',
     ),
 ]
 _GapCountMax: TypeAlias = Annotated[
     int,
     Option(
         min=1, rich_help_panel=_NUMBERS,
-        help="Missing ranges remembered per chain or producer; beyond, the oldest are UNSURE.",
+        help="Missing ranges remembered per chain or source; above this, the oldest are forgotten and UNSURE.",
     ),
 ]  # fmt: skip
 _Format: TypeAlias = Annotated[
     str,
     Option(
         rich_help_panel=_READING,
-        help='"parquet", "json", "csv", "onefold-log", or another of Spark; "auto": by the ending of the files.',
+        help='"parquet", "json", "csv", "onefold-log", or another format of Spark; "auto": by file extension.',
     ),
 ]
 _Option: TypeAlias = Annotated[
     list[str] | None,
     Option(
         metavar="NAME=VALUE", rich_help_panel=_READING,
-        help="An option of Spark's reader, such as sep=; or header=false; may be repeated.",
+        help="An option of Spark's reader, such as sep=; or header=false; repeatable.",
     ),
 ]  # fmt: skip
 BadFiles = Annotated[
     Literal["stop", "set_aside"],
     Option(
         rich_help_panel=_READING,
-        help='A file that cannot be read: "stop" names it and ends, "set_aside" goes on without it and names it.',
+        help='A file that cannot be read is an error ("stop"), or is named and left out ("set_aside").',
     ),
 ]
 PartitionTypes = Annotated[
     Literal["text", "infer"],
     Option(
         rich_help_panel=_READING,
-        help='Values of folders like device=001: "text" keeps them as written, "infer" takes 001 as the number 1.',
+        help='Values of partition folders such as device=001: "text": as written; "infer": 001 becomes the number 1.',
     ),
 ]
 _Master: TypeAlias = Annotated[
-    str, Option(rich_help_panel=_READING, help="Where Spark runs; local[*]: here, on all cores.")
+    str, Option(rich_help_panel=_READING, help="Spark master; local[*]: this machine, all cores.")
 ]
 
 
 def check(
     path: Annotated[
-        str, Argument(help="A file or folder that Spark can read, or a table of its catalogue: db.events.")
+        str, Argument(help="A file or folder that Spark can read, kafka://HOST/TOPIC, or a catalogue table: db.events.")
     ],
     id: _Id = None,
     payload: _Payload = "none",
@@ -200,7 +200,7 @@ def check(
         bool, Option("--json", rich_help_panel=_SHOWING, help="Print the figures as JSON on standard output.")
     ] = False,
 ) -> None:
-    """Find the duplicates, gaps and malformed rows of a data set. Exit 1 if there are any, 0 if none were found.
+    """Find the duplicates, gaps and malformed rows of a data set. Exit 1 if there are any, else 0.
 
     \b
     What do your rows have?
@@ -208,28 +208,28 @@ def check(
       a source and a running number     --key device --sequence n
       a number and the one before it    --key device --number ts --previous prev_ts
 
-    With --id it says how many copies there are, of which ids, from which files; with --order received_at also how late
-    they come and which window would catch them; with --payload status,amount which ones differ from their first.
+    With --id it shows how many copies there are, of which ids and from which files; with --order received_at also how
+    late they come and which window would catch them; with --payload status,amount which ones differ from the first.
 
-    What the named columns cannot show, such as losses where no row names the one before, is said too, with the option
-    that would show it; the data set is then not called clean.
+    What the named columns cannot show, such as losses where no row names the previous one, is listed with the option
+    that would show it; such a data set is never called clean.
     """
     from onefold.spark import run as jobs
     from onefold.spark.ingest import SourceSpec
     from onefold.spark.session import session
 
-    given = Given(
+    columns = ColumnOptions(
         id, key, timestamp, sequence, previous_timestamp, previous_sequence, arrival, floor, producer, order, epoch,
         time, payload, memory, jump_max, gap_count_max,
     )  # fmt: skip
     kind = format_of(path) if format == "auto" else format
-    engine = given.engine(kind)
+    engine = columns.engine(kind)
     options = reader_options(option)
     try:
         table = refuse_mistakes(path, kind, engine.reads, options, master=master)
     except Misuse as error:
-        if given.is_silent and error.values.get("role") == "key":
-            raise what_names(path, error.values["columns"]) from None
+        if columns.is_silent and error.values.get("role") == "key":
+            raise no_columns_named(path, error.values["columns"]) from None
         raise
     with progress(people) as say:
         say("starting Spark")
@@ -240,14 +240,13 @@ def check(
         )  # fmt: skip
         result = jobs.check(spark, source, engine, ranges_max=ranges, say=say).to_dict()
     has_findings = _show_findings(result, json)
-    for untold in (each for each in result["cannot_tell"] if each["option"] == "time"):
-        better = _command(path, engine, {"time": untold["value"]}, option or ())
-        people.lines(text.foreign(f"try: {better}", text.LINE_MAX))
+    reading = {"--format": format, "--bad-files": bad_files, "--partition-types": partition_types, "--master": master}
+    people.lines(*_better_commands(result, path, engine, reading, option or ()))
     if has_findings:
         raise Exit(1)
 
 
-class Given(NamedTuple):
+class ColumnOptions(NamedTuple):
     """The options that say what the rows have."""
 
     id: str | None
@@ -269,64 +268,55 @@ class Given(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing says what names a message."""
+        """Whether no option names the columns of a message."""
         return self.id is self.producer is None and self.key == _KEY
 
     def engine(self, kind: str = "") -> "Engine":
-        """The engine that follows from the columns that are named; `Misuse` names an option of another one.
+        """The engine that these columns choose; `Misuse` names an option of another engine.
 
-        ``kind``: the format. Messages of Kafka are judged in the order in which they came, unless another is named.
+        ``kind``: the format. Messages of Kafka are judged in the order of the topic unless another order is named.
         """
         from onefold.spark.chains import ChainsEngine
         from onefold.spark.columns import ChainColumns, ProducerColumns
         from onefold.spark.ids import IdColumns, IdsEngine
         from onefold.spark.producers import ProducersEngine
 
-        key, producer, order, content = (
-            self.key,
-            self.producer,
-            _maybe(self.order),
-            names_of(_maybe(self.payload) or ""),
-        )
-        came = (
-            {"ids": "kafka_timestamp", "producers": "kafka_offset", "chains": "kafka_timestamp"}
-            if kind == "kafka"
-            else {}
-        )
-        previous = {"--previous": self.previous_timestamp, "--previous-sequence": self.previous_sequence}
-        optional = {**previous, "--arrival": self.arrival}
+        key, producer = self.key, self.producer
+        order, content = _maybe(self.order), names_of(_maybe(self.payload) or "")
+        kafka_time, kafka_offset = ("kafka_timestamp", "kafka_offset") if kind == "kafka" else (None, None)
         of_chains = {
-            "--timestamp": (self.timestamp, "timestamp"),
-            **{name: (own, None) for name, own in optional.items()},
+            "--timestamp": self.timestamp != "timestamp",
+            "--previous": self.previous_timestamp is not None,
+            "--previous-sequence": self.previous_sequence is not None,
+            "--arrival": self.arrival is not None,
+            "--floor": self.floor != "open",
         }
         of_producers = {
-            "--memory": (self.memory, "gaps"),
-            "--jump-max": (self.jump_max, 0),
-            "--epoch": (self.epoch, "none"),
-            "--time": (self.time, "none"),
+            "--memory": self.memory != "gaps",
+            "--jump-max": self.jump_max != 0,
+            "--epoch": self.epoch != "none",
+            "--time": self.time != "none",
         }
-        of_chains["--floor"] = (self.floor, "open")
         is_numbered = key != _KEY and self.sequence not in (None, "none")
-        if is_numbered and producer is self.id is None and all(own == usual for own, usual in of_chains.values()):
+        if is_numbered and producer is self.id is None and not any(of_chains.values()):
             producer, key = key, _KEY
         if self.id is not None:
-            others = {"--key": (key, _KEY), "--sequence": (self.sequence, None), "--producer": (producer, None)}
-            bound = {"--gap-count-max": (self.gap_count_max, GAP_COUNT_MAX)}
-            refuse_without({**others, **of_chains, **of_producers, **bound}, "no --id")
-            return IdsEngine(columns=IdColumns(id=names_of(self.id), order=order or came.get("ids"), payload=content))
+            named = {"--key": key != _KEY, "--sequence": self.sequence is not None, "--producer": producer is not None}
+            bound = {"--gap-count-max": self.gap_count_max != GAP_COUNT_MAX}
+            refuse({**named, **of_chains, **of_producers, **bound}, "cannot be combined with --id")
+            return IdsEngine(columns=IdColumns(id=names_of(self.id), order=order or kafka_time, payload=content))
         if producer is None:
-            refuse_without({"--order": (self.order, "none"), "--payload": (self.payload, "none")}, "--id or --producer")
-            refuse_without(of_producers, "--producer")
+            refuse({"--order": order is not None, "--payload": bool(content)}, "needs --id or --producer")
+            refuse(of_producers, "needs --producer")
             roles = ("sequence", "previous_timestamp", "previous_sequence", "arrival")
-            named = {role: _maybe(name) for role in roles if (name := getattr(self, role)) is not None}
-            named = {"arrival": came["chains"], **named} if came else named
-            columns = ChainColumns(key=names_of(key), timestamp=self.timestamp, **named)
+            optional = {role: _maybe(name) for role in roles if (name := getattr(self, role)) is not None}
+            optional = {"arrival": kafka_time, **optional} if kafka_time else optional
+            columns = ChainColumns(key=names_of(key), timestamp=self.timestamp, **optional)
             return ChainsEngine(columns=columns, floor=self.floor, gap_count_max=self.gap_count_max)
-        refuse_without({"--key": (key, _KEY), **of_chains}, "no --producer")
+        refuse({"--key": key != _KEY, **of_chains}, "cannot be combined with --producer")
         numbered = ProducerColumns(
-            producer=names_of(producer), sequence=self.sequence or "sequence", order=order or came.get("producers"),
-            epoch=_maybe(self.epoch),
-            time=_maybe(self.time), payload=content,
+            producer=names_of(producer), sequence=self.sequence or "sequence", order=order or kafka_offset,
+            epoch=_maybe(self.epoch), time=_maybe(self.time), payload=content,
         )  # fmt: skip
         bounds = {"gap_count_max": self.gap_count_max, "jump_max": self.jump_max or None}
         return ProducersEngine(columns=numbered, memory=self.memory, **bounds)  # type: ignore[arg-type]
@@ -344,36 +334,34 @@ def _show_findings(result: dict[str, Any], json: bool) -> bool:
         people.print(text.ranges(result, f"; --ranges {result['missing_ranges']} shows them"))
     people.print(text.banner(tally))
     people.lines(*agreement.files_read(result["manifest"]), *text.absent(result))
-    untold = text.cannot_tell(result)
-    clean = "nothing was found" if untold else "clean: every message is there once"
+    unknown = text.cannot_tell(result)
+    clean = "nothing was found" if unknown else "clean: every message is there once"
     people.lines(f"found: {', '.join(findings)}" if findings else clean)
-    people.lines(*untold)
+    people.lines(*unknown)
     return bool(findings)
 
 
-def _command(path: str, engine: "Engine", changes: Mapping[str, str], reading: Sequence[str]) -> str:
-    """The command with these columns, by their roles, instead of its own, and the options of its reader."""
+def _better_commands(
+    result: Mapping[str, Any], path: str, engine: "Engine", reading: Mapping[str, str], options: Sequence[str]
+) -> Iterator[Text]:
+    """The command with the time column that would tell restarts of counters from copies."""
     from onefold.spark.columns import Usual
 
-    chosen: dict[str, list[str]] = {}
-    for role, name in engine.columns.named:
-        if not isinstance(name, Usual):
-            chosen.setdefault(role, []).append(name)
-    named = {**{role: ",".join(names) for role, names in chosen.items()}, **changes}
-    options = [(f"--{role.replace('_', '-')}", name) for role, name in named.items()]
-    return shlex.join(
-        [
-            "onefold",
-            "check",
-            path,
-            *(word for pair in options for word in pair),
-            *(word for each in reading for word in ("--option", each)),
-        ]
-    )
+    for unknown in (each for each in result["cannot_tell"] if each["option"] == "time"):
+        columns: dict[str, list[str]] = {}
+        for role, name in engine.columns.named:
+            if not isinstance(name, Usual):
+                columns.setdefault(role, []).append(name)
+        named = {**{role: ",".join(names) for role, names in columns.items()}, "time": unknown["value"]}
+        pairs = [(f"--{role.replace('_', '-')}", name) for role, name in named.items()]
+        pairs += [pair for pair in reading.items() if pair not in READING.items()]
+        pairs += [("--option", option) for option in options]
+        command = shlex.join(["onefold", "check", path, *(word for pair in pairs for word in pair)])
+        yield text.foreign(f"try: {command}", text.LINE_MAX)
 
 
-def what_names(path: str, columns: Sequence[str]) -> Misuse:
-    """The error where no column is named and none has a usual name: what the rows have is asked for."""
+def no_columns_named(path: str, columns: Sequence[str]) -> Misuse:
+    """The error for a command that names no column, where no column has a default name."""
     ids = ("id", "uuid", "guid", "event_id", "message_id")
     near = next((name for name in columns if name.lower() in ids or name.lower().endswith(("_id", "uuid"))), "COLUMN")
     return Misuse(
@@ -381,12 +369,6 @@ def what_names(path: str, columns: Sequence[str]) -> Misuse:
         "number: --key COLUMN --sequence COLUMN; a number and that of the one before: --key COLUMN --number COLUMN "
         f"--previous COLUMN; try: onefold check {shlex.quote(path)} --id {shlex.quote(near)}"
     )
-
-
-def refuse_without(options: Mapping[str, tuple[object, object]], needed: str) -> None:
-    for option, (value, default) in options.items():
-        if value != default:
-            raise Misuse(f"{option} is {value!r}, which needs {needed}", option=option)
 
 
 def _maybe(name: str) -> str | None:

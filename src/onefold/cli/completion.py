@@ -1,4 +1,4 @@
-"""``onefold completion``: commands and options at the TAB key."""
+"""``onefold completion``: TAB completion for shells."""
 
 from typing import Annotated, Literal
 

@@ -1,11 +1,10 @@
-"""``onefold demo``: two faulty sources made clean, and the proof.
+"""``onefold demo``: clean two faulty sources, and prove it.
 
-First web events that have nothing but an id, as most people's do; then chains of numbered messages, of which it is
-known, too, what is missing. With ``--serve`` a console shows it, and in the end the chains come as a stream, until
-Ctrl-C.
+First web events that have only an id; then chains of numbered messages, where missing ones are known too. With
+``--serve`` a console shows it, and at the end the chains come as a stream, until Ctrl-C.
 
-With ``--lite`` neither Spark nor Java is needed: the engines themselves judge one small file three times, by what its
-rows have: an id, a running number, a number and the one before.
+``--lite`` needs neither Spark nor Java: the engines judge one small file three times, by its id, by its running number,
+and by a number and the previous one.
 """
 
 from __future__ import annotations
@@ -46,53 +45,55 @@ if TYPE_CHECKING:
     from onefold.report.console.app import ConsoleServer
 
 FILES = 40
-"""The traffic comes in so many files, one of them a batch: a minute or two to look at."""
+"""Files of the stream, one per batch: enough for a minute or two."""
 EVENTS, STREAM, LITE = "events", "stream", "lite"
 SALES = "sales.jsonl"
+CHAINS: Final = 500
 TILLS: Final = 40
 BEGIN_MS: Final = 1_772_352_000_000
 MISSING_SHOWN: Final = 3
 
-_MARK = ".onefold-demo"  # only a folder that holds this is ever cleared
+_MARK = ".onefold-demo"  # only a folder with this file is ever cleared
 _OWN: Final = {
     **dict.fromkeys(
         (EVENTS, "traffic"),
         re.compile(r"messages/part-\d{5}\.(parquet|jsonl)|truth/(rows|lost|missing)\.parquet|truth/traffic\.json"),
     ),
     STREAM: re.compile(
-        r"(stream\.json|progress\.jsonl|report\.html)(\.new)?|_staging/.*"
+        r"(stream\.json|progress\.jsonl|figures\.json|report\.html)(\.new)?|_staging/.*"
         r"|batches/\d{12}/(tally\.json|[a-z]+/[._]*(part-|SUCCESS).*)"
     ),
-    f"{STREAM}.checkpoint": re.compile(r"\.?(metadata|_onefold)[^/]*|(offsets|commits|state|sources)/.*"),
+    f"{STREAM}.checkpoint": re.compile(r"\.?(metadata|_onefold)[^/]*|(offsets|commits|state|sources|memory)/.*"),
     LITE: re.compile(re.escape(SALES)),
 }
-"""The files that a demo makes, which the next one clears away; any other one is kept, and named."""
+"""The files of a demo, which the next one removes; any other file is an error."""
 
 _Line: TypeAlias = dict[str, Any] | None
-"""A line of the file; None: it is no JSON."""
+"""A line of the file; None if it is not JSON."""
 _Sale: TypeAlias = tuple[str, int]
-"""What a sale is known by in truth: its till, and its number there."""
+"""The true name of a sale: its till, and its number there."""
 
 
 def demo(
-    out: Annotated[Path, Option(help="Where the traffic and the run go.")] = Path("onefold-demo"),
-    rows: Annotated[
-        int, Option(min=1_000, help="How many rows of chains arrive; of events a tenth as many.")
-    ] = 200_000,
-    chains: Annotated[int, Option(min=1, help="From how many chains.")] = 500,
-    seed: Annotated[int, Option(help="Other seed, other traffic.")] = 1,
+    out: Annotated[Path, Option(help="Folder for the traffic and the runs.")] = Path("onefold-demo"),
+    rows: Annotated[int, Option(min=1_000, help="Rows of chains; the events are a tenth as many.")] = 200_000,
+    chains: Annotated[int, Option(min=1, help="Number of chains.")] = CHAINS,
+    seed: Annotated[int, Option(help="The same seed makes the same traffic.")] = 1,
     serve: Annotated[
-        bool, Option("--serve", help="Show it live in a browser, then the same traffic as a stream, until Ctrl-C.")
+        bool,
+        Option("--serve", help="Show the demo live in a browser, then the same traffic as a stream, until Ctrl-C."),
     ] = False,
     lite: Annotated[
-        bool, Option("--lite", help="In seconds, without Spark and Java: the engines alone, on a small file.")
+        bool, Option("--lite", help="Run the engines alone on a small file: no Spark, no Java, a few seconds.")
     ] = False,
     as_json: Annotated[bool, Option("--json", help="Print the figures as JSON on standard output.")] = False,
 ) -> None:
-    """Make faulty data whose truth is known, clean it, and compare."""
+    """Make faulty data, clean it, and compare with the truth."""
     if lite:
         if serve:
             raise Misuse("--serve has no effect with --lite: there is no stream to watch")
+        if chains != CHAINS:
+            raise Misuse(f"--chains has no effect with --lite: its file is of {TILLS} tills")
         return _judge_file(out, rows // 10, seed, as_json)
     from onefold.testing.faults import Faults
     from onefold.testing.traffic import Traffic, make, score, write
@@ -115,7 +116,7 @@ def demo(
     result = execute(Settings.model_validate(run))
     mark = score(out / "run", out / "traffic" / "truth")
     people.print(text.books(Tally.from_dict(result["tally"])))
-    _tell_truth(
+    _show_truth(
         result, mark.counted_twice, mark.lost,
         f", broken rows let in {mark.accepted:,}; missing ranges: {mark.ranges_found:,} found of {mark.ranges:,}, "
         f"{mark.ranges_invented:,} invented",
@@ -134,7 +135,7 @@ def demo(
 
 
 def _clean_events(out: Path, rows: int, seed: int) -> dict[str, Any]:
-    """The first act: what most people have. Its books, and how it holds against the truth."""
+    """The first part: events with an id. Its books, and its score against the truth."""
     import pyarrow.parquet as pq
 
     from onefold.testing.events import Events, make_events
@@ -154,20 +155,20 @@ def _clean_events(out: Path, rows: int, seed: int) -> dict[str, Any]:
     counted = Counter(pq.read_table(clean / "firsts", columns=["event_id"])["event_id"].to_pylist())
     true = set(events.messages["event_id"].to_pylist())
     twice, lost = counted.total() - len(counted), len(true - counted.keys())
-    _tell_truth(result, twice, lost)
+    _show_truth(result, twice, lost)
     people.lines(f"outputs: {clean}")
     perfect = counted.keys() == true and not twice
     return {"tally": result["tally"], "counted_twice": twice, "lost": lost, "perfect": perfect}
 
 
-def _tell_truth(result: dict[str, Any], twice: int, lost: int, more: str = "") -> None:
+def _show_truth(result: dict[str, Any], twice: int, lost: int, more: str = "") -> None:
     people.print(f"  against the truth, which the demo knows: counted twice {twice:,}, lost {lost:,}{more}")
     people.print(text.banner(Tally.from_dict(result["tally"])))
     people.lines(*agreement.audited(result["audit"]))
 
 
 def _stream_live(out: Path, messages: str, rules: dict[str, str], console: ConsoleServer) -> None:
-    people.print(f"[bold]4[/] The same traffic as a stream, a file at a time: {console.url} shows it. Ctrl-C ends it.")
+    people.print(f"[bold]3[/] The same traffic as a stream, a file at a time: {console.url} shows it. Ctrl-C ends it.")
     source = {"path": messages, "mode": "stream", "trigger": "2 seconds", "options": {"maxFilesPerTrigger": "1"}}
     live = {"source": source, "judge": rules, "publish": {"path": str((out / STREAM).absolute())}}
     try:
@@ -177,11 +178,11 @@ def _stream_live(out: Path, messages: str, rules: dict[str, str], console: Conso
 
 
 def _open_console(out: Path) -> ConsoleServer:
-    """Show the demo's run and its stream, neither of which is there yet, in a browser."""
+    """Show the demo's run and stream, which do not exist yet, in a browser."""
     from onefold.cli.serve_console import opened_console
 
     console = opened_console([out / STREAM, out / "run"], [])
-    # It keeps nothing, so it may end with the process: a demo that fails must not wait for it.
+    # A daemon: a demo that fails must not wait for it, and it has no state to lose.
     threading.Thread(target=console.run, name="onefold-console", daemon=True).start()
     console.ready.wait()
     people.print(f"[bold]0[/] Open {console.url} in a browser to watch.")
@@ -191,11 +192,11 @@ def _open_console(out: Path) -> ConsoleServer:
 def _clear(out: Path, names: tuple[str, ...]) -> None:
     if out.exists() and any(out.iterdir()) and not (out / _MARK).exists():
         raise Misuse(f"{out} is not empty and not a demo's folder: choose another with --out", path=str(out))
-    for name in names:  # the run replaces its own by itself
+    for name in names:  # a run replaces its own output
         for path in (out / name).rglob("*"):
             way = path.relative_to(out / name).as_posix()
             if path.is_file() and _OWN[name].fullmatch(way) is None:
-                raise Misuse(f"{out} holds '{name}/{way}', which no demo made: move it away, or choose another --out")
+                raise Misuse(f"{out} holds '{name}/{way}', which is not from a demo: move it, or choose another --out")
     for name in names:
         shutil.rmtree(out / name, ignore_errors=True)
     out.mkdir(parents=True, exist_ok=True)
@@ -203,19 +204,19 @@ def _clear(out: Path, names: tuple[str, ...]) -> None:
 
 
 class _Judged(NamedTuple):
-    """What an engine says of the file: an answer for each line, and what it knows to be missing."""
+    """The answers of an engine for the file, and what it found to be missing."""
 
     answers: list[Answer]
     missing: list[str]
-    """Each range in words."""
+    """Each missing range in words."""
     lost: set[_Sale]
-    """The sales of the truth that are in one of these ranges."""
+    """The truly lost sales that are in one of these ranges."""
     invented: int
-    """Ranges in which nothing was lost."""
+    """How many ranges hold nothing that was lost."""
 
 
 def _judge_file(out: Path, rows: int, seed: int, as_json: bool) -> None:
-    """One file, judged by each engine that its columns allow, and compared with the truth."""
+    """Judge one file with three engines, and compare with the truth."""
     started = monotonic()
     _clear(out, (LITE,))
     file = out / LITE / SALES
@@ -250,8 +251,9 @@ def _judge_file(out: Path, rows: int, seed: int, as_json: bool) -> None:
             people.print(f"  of the {len(lost):,} that never came, ids leave no trace: the next engine finds them")
         else:
             ranges = text.many(len(judged.missing), "range")
-            people.print(f"  never came: {len(judged.lost):,} of {len(lost):,} found, in {ranges}:")
-            people.lines(*(f"    {words}" for words in judged.missing[:MISSING_SHOWN]), "    ...")
+            people.print(f"  never came: {len(judged.lost):,} of {len(lost):,} found, in {ranges}")
+            more = ["    ..."] if len(judged.missing) > MISSING_SHOWN else []
+            people.lines(*(f"    {words}" for words in judged.missing[:MISSING_SHOWN]), *more)
         figures[engine] = {
             "tally": tally.to_dict(), "counted_twice": twice, "lost": missing, "missing_ranges": len(judged.missing),
             "missing_found": len(judged.lost), "missing_invented": judged.invented, "check": options,
@@ -269,7 +271,7 @@ def _judge_file(out: Path, rows: int, seed: int, as_json: bool) -> None:
 
 
 def _make_sales(file: Path, rows: int, seed: int) -> dict[_Sale, int]:
-    """Write about so many lines, in the order of their arrival; the sales that never came, with their times."""
+    """Write about this many lines in the order of arrival; return the lost sales with their times."""
     rng = Random(seed)
     arrived: list[tuple[int, str]] = []
     lost: dict[_Sale, int] = {}
@@ -284,7 +286,7 @@ def _make_sales(file: Path, rows: int, seed: int) -> dict[_Sale, int]:
             }  # fmt: skip
             previous = time
             if 0 < n < count - 1 and rng.random() < 0.002:
-                lost[till, n] = time  # not the last one: after it, nothing says that there was one more
+                lost[till, n] = time  # never the last one, whose loss leaves no trace
                 continue
             arrival = time + rng.randrange(1, 600_000 if rng.random() < 0.05 else 2_000)
             arrived.append((arrival, json.dumps({**row, "arrival": _iso(arrival)})))

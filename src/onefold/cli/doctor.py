@@ -1,18 +1,18 @@
-"""``onefold doctor``: what onefold needs, what is there, and what to do about the difference.
+"""``onefold doctor``: check what onefold needs, and say what to do about what is missing.
 
-Nothing is imported or started to find out, so it also answers where Spark is missing or broken. With ``--store`` and
-``--transport`` it looks instead for what is left over in an outbox that should be at rest, or nearly so:
+Nothing is imported or started, so it also works where Spark is missing or broken. With ``--store`` and ``--transport``
+it looks instead for leftovers in an outbox that should be at rest, or nearly so:
 
-    entries     in an outbox for longer than it takes: a worker died, and nobody came to finish it
-    orphans     tokens that were made for a message whose own token is gone, and for which there is no entry
-    leaks       tokens without a message: it is in no outbox, no queue, and is no dead letter
-    letters     dead letters: nobody processes them until somebody decides
-    due times   messages that nobody is given for longer than their lease or delay: a clock was ahead and came back
+    entries     old outbox entries: a worker died, and nobody finished them
+    orphans     tokens made for a message whose own token is gone, and for which there is no entry
+    leaks       tokens without a message: not in an outbox, not in a queue, not a dead letter
+    letters     dead letters: not processed until somebody decides
+    due times   messages due later than their lease or delay allows: a clock was ahead and came back
 
-A queue tells how many messages it holds, not which. So of n old tokens for a queue that holds m messages at least n - m
-have none; which ones can only be said where m is 0. What is dated later than now is counted as old. What the doctor
-sees changes while it looks: outboxes and dead letters are read before the queues are asked, and once more after that,
-so a message that moves in between is seen in one of its places. Suspects must still be there at the end.
+A queue tells how many messages it holds, not which. So of n old tokens for a queue with m messages at least n - m have
+none; which ones is only known if m is 0. Anything dated in the future counts as old. The state changes during the
+check: outboxes and dead letters are read before the queues are counted and once more after, so a message that moves is
+seen in at least one place. Suspects must still be there at the end.
 """
 
 import os
@@ -46,7 +46,7 @@ from onefold.text import plain
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; ``advice`` is empty if nothing has to be done."""
+    """The result of one check; ``advice`` is empty if nothing has to be done."""
 
     name: str
     found: str
@@ -60,12 +60,12 @@ class Finding:
 
 GIB: Final = 2**30
 MEMORY_BYTES_MIN: Final = 2 * GIB
-"""1 GiB for Spark's Java, which is its own default, and as much for Python beside it."""
+"""1 GiB for Spark's JVM (its default), and the same for Python."""
 DISK_BYTES_MIN: Final = 1 * GIB
-"""What a shuffle of some million rows takes; larger inputs need about their own size."""
+"""Enough to shuffle a few million rows; larger inputs need about their own size."""
 
 PACKAGES: Final = {"pyspark": (3, 5), "pyarrow": (14, 0, 1), "pandas": (1, 5, 3)}
-"""The lowest versions that the extra ``spark`` asks for."""
+"""The minimum versions of the extra ``spark``."""
 
 
 def doctor(
@@ -74,28 +74,31 @@ def doctor(
     tokens: Tokens = None,
     transport: MaybeTransport = None,
     older_than_s: Annotated[
-        float | None, Option(min=0, help="With --store: what is younger is still under way. By default 600.")
+        float | None,
+        Option(
+            min=0, help="With --store: seconds. Younger entries and tokens are taken to be in progress. Default: 600."
+        ),
     ] = None,
     mend: Annotated[
-        bool, Option("--mend", help="With --store: make due at once what a clock that was ahead left due too late.")
+        bool, Option("--mend", help="With --store: make messages due now that a wrong clock left due too late.")
     ] = False,
     as_json: AsJson = False,
 ) -> int:
-    """Look at Python, Java, Spark and the machine. Exit code 1 if something has to be done.
+    """Check Python, Java, Spark and the machine. Exit 1 if something has to be done.
 
-    With --store and --transport, look at an outbox instead: for messages that were left unfinished, tokens without a
-    message, dead letters, and messages that are due later than their lease or delay allows.
+    With --store and --transport, check an outbox instead: for unfinished messages, tokens without a message, dead
+    letters, and messages that are due later than their lease or delay allows.
     """
-    # The variables alone do not change what it looks at: they may be set for other commands.
+    # Environment variables alone do not select the outbox: they may be set for other commands.
     sources = {name: context.get_parameter_source(name) for name in ("store", "tokens", "transport")}
     named = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if named:
         if store is None or (transport is None and tokens is not None):
-            raise Misuse(f"--{named[0]}: to look at an outbox it needs --store and --transport")
+            raise Misuse(f"--{named[0]}: an outbox is checked with --store and --transport")
         transport = transport or store
         findings = examine_outbox(store, tokens, transport, OLD_S if older_than_s is None else older_than_s, mend=mend)
     elif mend or older_than_s is not None:
-        raise Misuse(f"--{'mend' if mend else 'older-than-s'} is for an outbox: name it by --store and --transport")
+        raise Misuse(f"--{'mend' if mend else 'older-than-s'} is for an outbox: name it with --store and --transport")
     else:
         findings = list(examine())
     fine = all(finding.fine for finding in findings)
@@ -129,11 +132,11 @@ def examine() -> Iterator[Finding]:
         yield Finding("Java", str(jdk), notes=tuple(f"passed over {note}" for note in jdk.notes))
     except Misuse as error:
         yield Finding("Java", "none that Spark can use", str(error), tuple(error.values.get("notes", ())))
-    # A container or taskset may leave us fewer than there are; not every system can tell.
+    # A container or taskset may allow fewer cores than there are; not every system tells.
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield Finding("cores", str(usable))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = Path("/sys/fs/cgroup/memory.max")  # of the container, if we are in one
+    limit = Path("/sys/fs/cgroup/memory.max")  # the limit of the container, if there is one
     if limit.is_file() and (text := limit.read_text().strip()).isdigit():
         memory = min(memory, int(text))
     yield Finding("memory", _gib(memory), "" if memory >= MEMORY_BYTES_MIN else f"Spark needs {_gib(MEMORY_BYTES_MIN)}")
@@ -157,21 +160,21 @@ def _gib(size: int) -> str:
 
 
 OLD_S: Final = 600.0
-"""A consumer's pump finishes after 90 s what was left; who is ten minutes old was left by the pump, too."""
+"""A consumer's pump finishes leftovers after 90 s; what is ten minutes old, it did not finish."""
 TOKENS_MAX: Final = 1_000_000
-"""Tokens that are looked at: some minutes; whoever has more in flight has no time to look."""
+"""How many tokens are read; these take a few minutes."""
 NAMED_MAX: Final = 5
-BLIND: Final = "cannot be told: there is too much to look at"
+BLIND: Final = "not known: there is too much to look at"
 
 Result: TypeAlias = tuple[str] | tuple[str, str]
-"""What was found, and what to do about it."""
+"""A finding, and what to do about it."""
 shown: Final = partial(plain, most=FOREIGN_MAX)
 
 
 def examine_outbox(
     store: str, tokens: str | None, transport: str, older_than_s: float, *, mend: bool = False
 ) -> list[Finding]:
-    """Every finding, of all endpoints that keep their things there; ``mend``: due times that cannot be are now."""
+    """All findings of the endpoints in these stores. ``mend``: impossible due times become now."""
     with opened(store, tokens, transport) as stores:
         assert stores.queue is not None
         now_ms = wall_ms()
@@ -185,7 +188,7 @@ def examine_outbox(
         waiting = stores.queue.waiting()
         entries_then, dead_then = read_entries(stores.entities), letters(stores.queue)
         blind = max(len(entries), len(entries_then), len(dead), len(dead_then)) >= LOOKED_MAX
-        # Tokens whose message is neither in an outbox nor a dead letter, by queue: it must be in the queue.
+        # By queue: tokens whose message is neither in an outbox nor a dead letter, so it must be in the queue.
         elsewhere = {out.token for entry in (*entries, *entries_then) for out in entry.entry.outgoing}
         elsewhere |= {entry.name for entry in (*entries, *entries_then)}
         elsewhere |= {letter.token or "" for letter in (*dead, *dead_then)}
@@ -193,7 +196,7 @@ def examine_outbox(
         for token in old:
             if not token.parent and token.token not in elsewhere:
                 suspects[token.to].append(token.token)
-        # A parent that has neither token nor entry is done; what it did not set free is of use to nobody.
+        # A parent that has neither token nor entry is done; nothing will use its remaining tokens.
         parents = {token.token for token in seen} | {entry.name for entry in entries}
         alone = {token.token for token in old if token.parent and token.parent not in parents}
         live = stores.tokens.live()
@@ -206,11 +209,11 @@ def examine_outbox(
             "dead letters": _letters(dead_then),
             "due times": _due_times(stores.queue, mend=mend),
         }
-        none = {"outbox entries": "none that is old", "due times": "none that cannot be"}
+        none = {"outbox entries": "no old ones", "due times": "all possible"}
         results = [(name, list(check) or [(none.get(name, "none"),)]) for name, check in checks.items()]
     return [
         Finding("tokens", f"{live.tokens:,}{oldest}"),
-        *(Finding(name, *result) for name, those in results for result in those),
+        *(Finding(name, *result) for name, found in results for result in found),
     ]
 
 
@@ -239,7 +242,7 @@ def _leaks(tokens: TokenStore, suspects: dict[str, list[str]], waiting: dict[str
             least = "" if not there else "at least "
             yield f"{least}{len(still) - there:,} to {shown(queue)} without a message{which}", advice
         elif still:
-            yield (f"cannot be told for {shown(queue)}: {len(still):,} old tokens, {there:,} messages",)
+            yield (f"not known for {shown(queue)}: {len(still):,} old tokens, {there:,} messages",)
 
 
 def _letters(dead: Sequence[DeadLetter]) -> Iterator[Result]:
@@ -247,15 +250,15 @@ def _letters(dead: Sequence[DeadLetter]) -> Iterator[Result]:
     for letter in dead:
         by_queue[letter.buried.queue].append(letter)
     least = "at least " if len(dead) >= LOOKED_MAX else ""
-    for queue, those in sorted(by_queue.items()):
-        many = f"{least}{len(those):,} in {shown(queue)}; the last one: {plain(those[-1].buried.head, 200)}"
+    for queue, buried in sorted(by_queue.items()):
+        many = f"{least}{len(buried):,} in {shown(queue)}; the last one: {plain(buried[-1].buried.head, 200)}"
         yield many, "mend it, then `onefold tokens revive`; or `tokens discard`"
 
 
 def _due_times(queue: Queue, *, mend: bool) -> Iterator[Result]:
     for each in queue.strayed(mend=mend):
         late = f"{each.parcels:,} in {shown(each.queue)} due in {age(each.ahead_ms)}, beyond their lease or delay"
-        advice = "a clock was ahead: the same with --mend, or start a consumer of it"
+        advice = "a clock was ahead: run the same with --mend, or start a consumer of the queue"
         yield (f"{late}: due now",) if mend else (late, advice)
 
 

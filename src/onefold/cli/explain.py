@@ -1,4 +1,4 @@
-"""``onefold explain``: what became of a message, and why."""
+"""``onefold explain``: the verdict of a message, and the reason."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,22 +17,20 @@ LIMIT = 100
 
 
 def explain(
-    run: Annotated[str, Argument(help="The folder that `onefold run` left.")],
+    run: Annotated[str, Argument(help="The output folder of `onefold run`.")],
     words: Annotated[
         list[str] | None,
-        Argument(
-            metavar="ID", help="Values that name a message, all of which must match: its id; device, chain, number."
-        ),
+        Argument(metavar="ID", help="Values that name a message: its id, or device, chain, number. All must match."),
     ] = None,
-    key: Annotated[list[str] | None, Option(metavar="COL=VALUE", help="A column's value; may be repeated.")] = None,
-    limit: Annotated[int, Option(min=1, max=10_000, help="How many rows, and missing ranges, are shown.")] = LIMIT,
+    key: Annotated[list[str] | None, Option(metavar="COL=VALUE", help="The value of any column; repeatable.")] = None,
+    limit: Annotated[int, Option(min=1, max=10_000, help="How many rows and missing ranges to show.")] = LIMIT,
     json: AsJson = False,
 ) -> None:
-    """Show every copy of a message, or all of a chain, a device or a producer: when it came, what was said of it, why.
+    """Show every copy of a message, or all messages of a chain, device or producer: arrival, verdict, reason.
 
-    Also what of it never arrived. A word is compared, as it is, with every column that names a message: its id; chain
-    and number (1700000000000, or with its sequence 1700000000000|3); its producer and sequence; its device, counter and
-    frame. Exit 1 if nothing matches.
+    Missing ranges are shown too. Each value must equal, as text, one of the columns that name a message: the id; the
+    chain and number (1700000000000, or with the sequence 1700000000000|3); the producer and sequence; the device,
+    counter and frame. Exit 1 if nothing matches.
     """
     with progress(people) as say:
         document = explained(run, words or [], pairs=pairs_of(key or []), limit=limit, say=say)
@@ -45,7 +43,7 @@ def explained(
     run: str, words: Sequence[str], *, pairs: Mapping[str, str] | None = None, limit: int = LIMIT,
     say: Callable[[str], None] = lambda step: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """The explanation as a plain form, with the rules in it."""
+    """The explanation as a JSON document, with the text of the rules."""
     from onefold.cli.pipeline import engine_of
     from onefold.spark.explanations import explain
     from onefold.spark.files import Place
@@ -58,16 +56,17 @@ def explained(
     judging = None
     for document in (Place(spark, run) / name for name in ("stream.json", "run.json")):
         if document.exists():
-            # A run that was made with the library does not say how it was judged.
+            # A run made with the library does not say how it was judged.
             with suppress(ValidationError, ValueError, KeyError, TypeError):
-                told = document.read_json()
-                meant = settings_of(told["meaning"]) if "meaning" in told else told["settings"]
-                judging = engine_of(Settings.model_validate(meant))
+                run_document = document.read_json()
+                is_stream = "meaning" in run_document
+                settings = settings_of(run_document["meaning"]) if is_stream else run_document["settings"]
+                judging = engine_of(Settings.model_validate(settings))
     return explanation.with_rules(explain(spark, run, words, pairs=pairs, judging=judging, limit=limit))
 
 
 def settings_of(meaning: Mapping[str, Any]) -> dict[str, Any]:
-    """What the memory of a stream means, as settings: its columns without their types.
+    """The meaning of a stream's memory as settings: columns without their types.
 
     >>> settings_of({"engine": "ids", "id": "shop string, order bigint", "window_ms": 5})["judge"]
     {'engine': 'ids', 'id': ['shop', 'order']}
@@ -81,7 +80,7 @@ def settings_of(meaning: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def refuse_question(run: str, words: Sequence[str], pairs: Mapping[str, str]) -> None:
-    """Refuse a folder that holds no run, and columns that its rows do not have; before Spark is started."""
+    """Refuse a folder without a run, and unknown columns, before Spark starts."""
     from onefold.spark.columns import no_column
     from onefold.spark.explanations import refuse_nothing
     from onefold.spark.peek import peek
@@ -102,8 +101,7 @@ def refuse_question(run: str, words: Sequence[str], pairs: Mapping[str, str]) ->
 
 
 def pairs_of(options: Sequence[str]) -> dict[str, str]:
-    """Columns and values.
-
+    """
     >>> pairs_of(["device=a=b"])
     {'device': 'a=b'}
     """

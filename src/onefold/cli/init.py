@@ -1,7 +1,4 @@
-"""``onefold init``: a commented pipeline.toml, made from the settings' own models.
-
-So it cannot leave out a key or show an old default.
-"""
+"""``onefold init``: a commented pipeline.toml, made from the models of the settings, so it is always complete."""
 
 import json
 from collections.abc import Mapping
@@ -18,17 +15,17 @@ from onefold.errors import Misuse
 from onefold.settings import TABLES, Only, Settings, Table
 
 SET: Final = {"source.path": "messages", "publish.path": "out", "judge.floor": "open"}
-"""What the template sets; all else is in it as a comment."""
+"""What the template sets; all other keys are comments."""
 HEAD: Final = """\
-# A onefold pipeline: `onefold run` with this file reads [source], gives every message a verdict by [judge]
-# and writes what comes of it to [publish]. A line of # and a key shows the default.
-# The environment overrides a key: ONEFOLD_JUDGE__FLOOR=first, with two underscores."""
+# A onefold pipeline: `onefold run` reads [source], gives every message a verdict by the rules in [judge],
+# and writes the outcome to [publish]. A commented key shows its default.
+# Environment variables override keys: ONEFOLD_JUDGE__FLOOR=first, with two underscores."""
 
 
 def template(values: Mapping[str, object] = SET) -> str:
     """The commented pipeline.toml that ``onefold init`` writes: every key with its meaning, its default or its value.
 
-    Where ``values`` name an engine, without the keys that only others have.
+    If ``values`` name an engine, keys of other engines are left out.
 
     >>> print("\\n".join(template().splitlines()[-2:]))
     # Any other Spark setting, such as { "spark.sql.session.timeZone" = "UTC" }.
@@ -46,9 +43,14 @@ def template(values: Mapping[str, object] = SET) -> str:
             if engine and any(isinstance(mark, Only) and not mark.suits(engine) for mark in field.metadata):
                 continue
             default = "none" if field.default is None else field.default
-            line = f"{key} = {json.dumps(values.get(name, default))}"
+            line = f"{key} = {_toml(values.get(name, default))}"
             lines += ["", *_comment(field.description or ""), line if name in values else f"#{line}"]
     return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    """JSON is TOML too, but for the two halves of a character beyond 16 bits, and a raw DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _comment(text: str) -> list[str]:
@@ -57,27 +59,27 @@ def _comment(text: str) -> list[str]:
 
 def init(
     path: Annotated[Path, Argument(help="The file to write.")] = Path("pipeline.toml"),
-    source: Annotated[str | None, Option(help="A file or folder to read: sets its path and format.")] = None,
-    id: Annotated[str | None, Option(metavar="COLUMN,...", help="The id: judged by the engine of ids.")] = None,
+    source: Annotated[str | None, Option(help="The file or folder to read; its format is detected.")] = None,
+    id: Annotated[str | None, Option(metavar="COLUMN,...", help="The id (engine ids).")] = None,
     key: Annotated[
-        str | None, Option(metavar="COLUMN,...", help="The source, such as a device; with --sequence or --number.")
+        str | None, Option(metavar="COLUMN,...", help="The source, such as a device; needs --sequence or --number.")
     ] = None,
     sequence: Annotated[
-        str | None, Option(metavar="COLUMN", help="The running number of the source: the engine of producers.")
+        str | None, Option(metavar="COLUMN", help="The running number of the source (engine producers).")
     ] = None,
     number: Annotated[
-        str | None, Option(metavar="COLUMN", help="The number of a message, such as its time: the engine of chains.")
+        str | None, Option(metavar="COLUMN", help="The number of a message, such as its time (engine chains).")
     ] = None,
     previous: Annotated[
-        str | None, Option(metavar="COLUMN", help="The number of the message before it, of chains.")
+        str | None, Option(metavar="COLUMN", help="With --number: the number of the previous message.")
     ] = None,
-    force: Annotated[bool, Option("--force", help="Overwrite the file if it is there.")] = False,
-    schema: Annotated[bool, Option("--schema", help="Write no file: print the JSON Schema of all keys.")] = False,
+    force: Annotated[bool, Option("--force", help="Overwrite an existing file.")] = False,
+    schema: Annotated[bool, Option("--schema", help="Print the JSON Schema of all keys, and write no file.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a pipeline.toml with every key, its meaning and its default.
 
-    Columns are named as for `onefold check`; then only the keys of the engine that they choose are in it.
+    Name columns as for `onefold check`; the file then holds only the keys of that engine.
     """
     if schema:
         columns = {"--id": id, "--key": key, "--sequence": sequence, "--number": number, "--previous": previous}
@@ -87,8 +89,9 @@ def init(
     values: dict[str, object] = dict(SET)
     if source is not None:
         refuse_path(source)
-        local = local_folder(source) is None or Path(source).is_absolute() or path.parent == Path()
-        values |= {"source.path": source if local else str(Path(source).absolute()), "source.format": format_of(source)}
+        local = local_folder(source)
+        place = source if local is None or path.parent == Path() else str(local.absolute())
+        values |= {"source.path": place, "source.format": format_of(source)}
     if judged := _judge(id, key, sequence, number, previous):
         del values["judge.floor"]
         values |= {f"judge.{name}": value for name, value in judged.items()}
@@ -104,10 +107,10 @@ def init(
 def _judge(
     id: str | None, key: str | None, sequence: str | None, number: str | None, previous: str | None
 ) -> dict[str, object]:
-    """What [judge] says of these columns; nothing if there are none."""
+    """The keys of [judge] for these columns."""
     if id is not None:
         others = {"--key": key, "--sequence": sequence, "--number": number, "--previous": previous}
-        refuse(others, "goes with another engine than --id")
+        refuse(others, "cannot be combined with --id")
         return {"engine": "ids", "id": names_of(id)}
     if number is not None:
         columns = {"timestamp": number, "sequence": sequence, "previous_timestamp": previous}

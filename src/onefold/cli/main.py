@@ -1,11 +1,10 @@
-"""``onefold``: finds the command, runs it, and turns whatever goes wrong into one line and an exit code.
+"""``onefold``: find the command, run it, and turn errors into one line and an exit code.
 
     0 clean   1 findings   2 usage or configuration   3 could not complete   130 interrupted
 
 A command is the function of the same name (with _ for -) in the module of the same name; ``log ls`` is the function
-``ls`` in the module ``log``. It returns its exit code, or None for 0, and raises on trouble. Its module is imported
-when it is called: ``onefold --help`` answers at once and without Spark. ``ONEFOLD_DEBUG=1`` shows where an error came
-from.
+``ls`` in the module ``log``. It returns its exit code, or None for 0, and raises on errors. Its module is imported
+only when it is called, so ``onefold --help`` is fast and needs no Spark. ``ONEFOLD_DEBUG=1`` shows tracebacks.
 """
 
 import logging
@@ -16,6 +15,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 from typing import Annotated, Any, Final
 
 import typer
@@ -23,6 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from onefold import __version__
 from onefold.errors import BadInput, Misuse, OnefoldError
+from onefold.text import plain, without_logins
 
 SECTIONS: Final[Mapping[str, Sequence[str]]] = {
     "Look at data": ("check", "window", "diff"),
@@ -34,60 +35,60 @@ SECTIONS: Final[Mapping[str, Sequence[str]]] = {
 """The commands as `onefold --help` groups them."""
 COMMANDS: Final[Mapping[str, str]] = {
     "check": "Find duplicates, gaps and bad rows, without writing anything.",
-    "window": "Measure how long after a message its copies come.",
+    "window": "Measure how long ids must be remembered to catch late copies.",
     "diff": "Find the rows that two tables do not share; repair one of them.",
     "init": "Write a commented pipeline.toml to start from.",
     "run": "Run the pipeline of a TOML file.",
     "audit": "Prove that a run published exactly what its source holds.",
-    "explain": "Show every copy of a message, what became of it, and why.",
-    "report": "Write the page of a run again.",
-    "memory": "What a stream, or a run that goes on, remembers.",
-    "memory ls": "The engine it is of, its version, and how much it holds.",
-    "memory show": "What is remembered of one key.",
-    "memory verify": "Read all of it, and name what is damaged.",
+    "explain": "Show every copy of a message, its verdict and the reason.",
+    "report": "Write the HTML page of a run again.",
+    "memory": "Inspect the memory of a stream, or of runs with [memory].",
+    "memory ls": "Show the engine, the version and the size of a memory.",
+    "memory show": "Show what is remembered of one key.",
+    "memory verify": "Read every file of a memory, and name those that are damaged.",
     "publish": "Publish the lines of a file to a topic, each once.",
-    "log": "Look at the logs of topics.",
-    "log ls": "The topics of a folder, and how much they hold.",
-    "log tail": "The messages of a topic.",
+    "log": "Inspect and repair the logs of topics.",
+    "log ls": "List the topics of a folder with their sizes.",
+    "log tail": "Show the messages of a topic.",
     "log verify": "Read a topic's whole log, and name what is damaged.",
-    "log salvage": "Copy all that is whole out of a damaged log.",
-    "log producers": "Who published to a topic, and how far.",
+    "log salvage": "Copy everything intact out of a damaged log.",
+    "log producers": "List the producers of a topic with their last sequences.",
     "log reset-producer": "Forget the sequences of one producer.",
-    "consume": "Run the handlers of an endpoint, for each message once.",
-    "explore": "Try every crash and every order on a handler.",
-    "tokens": "The tokens of messages in flight.",
-    "tokens ls": "Which there are, and how old.",
-    "tokens show": "One token, and what is known of its message.",
+    "consume": "Run the handlers of an endpoint, once per message.",
+    "explore": "Test a handler against every crash and every order of steps.",
+    "tokens": "Inspect the tokens of messages in flight.",
+    "tokens ls": "List tokens with their age.",
+    "tokens show": "Show one token and what is known of its message.",
     "tokens discard": "Remove a token: its message is never processed.",
     "tokens revive": "Put dead letters back into their queues.",
-    "outbox": "What endpoints have yet to send, and where it is kept.",
-    "outbox ls": "Outbox entries, and dead letters.",
-    "outbox recover": "Finish what was left unfinished.",
-    "outbox migrate": "Make the tables of a database, or print the SQL that does.",
-    "outbox feed": "Turn the messages of a topic into messages for handlers, each once.",
+    "outbox": "Inspect, finish, migrate and feed outboxes.",
+    "outbox ls": "List outbox entries and dead letters.",
+    "outbox recover": "Finish the outbox entries of workers that died.",
+    "outbox migrate": "Create or update the tables in a database, or print the SQL.",
+    "outbox feed": "Send the messages of a topic to a queue, each once.",
     "reconcile": "Find what two stores lack of each other, and exchange it.",
-    "records": "Stores of records, which are reconciled.",
-    "records add": "Keep every line of a file as a record.",
-    "records ls": "How much a store holds, and its fingerprint.",
-    "records show": "The bytes of a record.",
-    "records rm": "Forget records.",
-    "lorawan": "Radio frames that several gateways heard.",
-    "lorawan report": "Loss, overlap, delays and replays in stored receptions.",
-    "lorawan devices": "Check a registry of devices, and show it.",
-    "lorawan simulate": "Make radio traffic, with the truth beside it.",
+    "records": "Manage the stores of records that `reconcile` compares.",
+    "records add": "Store every line of a file as a record.",
+    "records ls": "Show the size and the fingerprint of a store.",
+    "records show": "Print the bytes of a record.",
+    "records rm": "Remove records from a store.",
+    "lorawan": "Report on, and simulate, frames that several gateways heard.",
+    "lorawan report": "Report loss, overlap, delays and replays in stored receptions.",
+    "lorawan devices": "Check a registry of devices, and list it.",
+    "lorawan simulate": "Make radio traffic, with the expected verdicts beside it.",
     "lorawan play": "Send simulated radio traffic to a server, as its gateways would.",
-    "serve": "Run a server: logs, gateways, requests, records, the console.",
-    "serve ingest": "Take messages in over HTTP and websockets, and store each once.",
+    "serve": "Run a server: ingest, gateway, desk, reconcile, console.",
+    "serve ingest": "Take messages over HTTP and websockets, and store each once.",
     "serve gateway": "Take radio frames from gateways, and count each once.",
-    "serve desk": "Take requests over HTTP, and hand each on once.",
-    "serve reconcile": "Let others find what they and a store lack of each other.",
+    "serve desk": "Take requests over HTTP, and pass each on once.",
+    "serve reconcile": "Let peers compare their records with a store, and exchange them.",
     "serve console": "Watch running pipelines and servers in a browser.",
     "interop": "Speak the protocols of other implementations.",
     "interop negentropy": "Reconcile with another implementation, over standard input and output.",
     "demo": "Make faulty data, clean it, and compare with the truth.",
-    "simulate": "Make faulty traffic, with the truth beside it.",
+    "simulate": "Make faulty traffic, with the expected verdicts beside it.",
     "doctor": "Check Python, Java, Spark and disk, and say what to do.",
-    "completion": "Print what makes TAB complete commands and options.",
+    "completion": "Print a shell script for TAB completion.",
 }
 """Name and help line. The first word is a module of this package; a second one is a function of it."""
 EXAMPLES: Final[Mapping[str, str]] = {
@@ -148,9 +149,9 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "doctor": "doctor",
     "completion": "completion bash",
 }
-"""What the help of each ends with."""
+"""The example at the end of each help text."""
 GROUPS: Final = {name.partition(" ")[0] for name in COMMANDS if " " in name}
-MEANT: Final[Mapping[str, str]] = {
+SYNONYMS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("dedup", "dedupe", "deduplicate", "duplicates", "distinct", "clean"), "'check' or 'run'"),
     **dict.fromkeys(("compare", "match"), "'diff'"),
     **dict.fromkeys(("verify", "validate", "prove"), "'audit'"),
@@ -158,7 +159,7 @@ MEANT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("start", "stream"), "'run'"),
     **dict.fromkeys(("help", "commands"), "'onefold --help'"),
 }
-"""What others call it."""
+"""Names that other tools use, and the command to suggest."""
 FRONT_DOOR: Final = """\
 onefold makes every message count once, and proves it. What do your rows have?
 
@@ -176,12 +177,14 @@ To clean what `check` finds, every day:
   onefold audit out/                                                is it exactly what the source holds?
   onefold explain out/ ID                                           every copy of a message, and why
 
-New here? onefold demo. All commands: onefold --help. Is all installed? onefold doctor."""
+New here? onefold demo. All commands: onefold --help. Is everything installed? onefold doctor."""
 TAKE_URLS: Final = {"check", "diff", "audit", "explain", "window", "report", "memory", "init", "lorawan"}
-"""The commands that read, or write, wherever Spark or pyarrow can."""
-STORE: Final = re.compile(r"\b(s3[an]?|gs|abfss?|wasbs?|hdfs|dbfs):/\S*")
+"""The commands that take URLs of object stores; all others take paths of this machine."""
+STORE: Final = re.compile(r"(s3[an]?|gs|abfss?|wasbs?|hdfs|dbfs):/\S*")
+NO_PATHS: Final = ("--name", "--message")
+"""Options whose values may look like a URL of a store without being one."""
 COMPLETE: Final = "_ONEFOLD_COMPLETE"
-"""The variable by which the script of `onefold completion` asks for completions."""
+"""The environment variable that the script of `onefold completion` sets to ask for completions."""
 
 EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("pyspark", "py4j", "pyarrow", "pandas"), "spark"),
@@ -197,24 +200,24 @@ EXTRAS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("aiomqtt", "paho"), "mqtt"),
     **dict.fromkeys(("starlette", "uvicorn", "websockets", "prometheus_client"), "serve"),
 }
-"""Packages that come with an extra only, such as ``onefold[spark]``."""
-AWAITED: Final = "Exception thrown in awaitResult:"
-"""What Spark says first of a job that was waited for; what happened comes below."""
+"""Packages and the extras that install them, such as ``onefold[spark]``."""
+AWAITING: Final = "Exception thrown in awaitResult:"
+"""The first line of some Spark errors; the cause is below it."""
 TRACEBACK: Final = "Traceback (most recent call last):"
 SPARK_NOISE: Final = re.compile(
     r"^: |^Job aborted due to stage failure: .*? executor \w+\): "
     r"|^([\w$]+\.)+[\w$]+(Exception|Error): | SQLSTATE: \w+;?$"
 )
-"""Around what happened: py4j's colon, the task that it happened to, the Java class, the state of the SQL standard."""
+"""Not part of the cause: py4j's colon, the failed task, the Java class, the SQLSTATE."""
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Not a page of py4j about a call that Ctrl-C cut off, which it gives to the root of all loggers."""
+    """Drop what py4j writes to the root logger about a call that Ctrl-C interrupted."""
     return "py4j" not in record.pathname
 
 
-class Helped(TyperCommand):
-    """Its help has options in sections, and an example at the end; Ctrl-C is one line."""
+class HelpCommand(TyperCommand):
+    """Help with options in sections and an example at the end; Ctrl-C is one line."""
 
     def invoke(self, ctx: Any) -> Any:
         logging.getLogger().addFilter(_is_ours)
@@ -223,7 +226,7 @@ class Helped(TyperCommand):
         except KeyboardInterrupt as error:
             raise typer.Abort from error
 
-    # Typer keeps the types of these arguments to itself.
+    # Typer does not export the types of these arguments.
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for param in self.get_params(ctx):
@@ -251,11 +254,11 @@ def _example(words: str | None) -> str:
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are stand-ins with a help line, until one of them is called."""
+    """A group whose commands are placeholders with a help line; a module is imported when its command is called."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if self.name not in GROUPS and args[0] in MEANT and not ctx.resilient_parsing:
-            ctx.fail(f"No such command {args[0]!r}. Did you mean {MEANT[args[0]]}?")
+        if self.name not in GROUPS and args[0] in SYNONYMS and not ctx.resilient_parsing:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {SYNONYMS[args[0]]}?")
         name, command, rest = super().resolve_command(ctx, args)
         if name is None or isinstance(command, TyperGroup):
             return name, command, rest
@@ -263,14 +266,14 @@ class LazyGroup(TyperGroup):
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         function = getattr(module, name.replace("-", "_"))
         full = f"{self.name} {name}" if self.name in GROUPS else name
-        single.command(name, cls=Helped, epilog=EXAMPLES[full])(function)
+        single.command(name, cls=HelpCommand, epilog=EXAMPLES[full])(function)
         return name, typer.main.get_command(single), rest
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         width = max(map(len, self.commands))
         for section, names in SECTIONS.items() if self.name not in GROUPS else [("Commands", tuple(self.commands))]:
             with formatter.section(section):
-                # As wide in each section, so that the help lines stand below each other.
+                # The same width in each section aligns the help lines.
                 formatter.write_dl([(f"{name:{width}}", self.commands[name].get_short_help_str(90)) for name in names])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
@@ -278,7 +281,7 @@ class LazyGroup(TyperGroup):
 
 
 def _group(prefix: str = "") -> typer.Typer:
-    """The commands whose names begin so, with one word more."""
+    """The group of the commands whose names are the prefix and one more word."""
     plain: Any = {"add_completion": False, "rich_markup_mode": None}  # a third faster
     group = typer.Typer(cls=LazyGroup, epilog=EXAMPLES[prefix.strip()], **plain)
     for full, text in COMMANDS.items():
@@ -300,7 +303,7 @@ def onefold(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Every message counts once, and it is proven."""
+    """Make every message count once, and prove it."""
     if version:
         print(f"onefold {__version__}")
         raise typer.Exit
@@ -309,7 +312,7 @@ def onefold(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command with these words (None: those of the process), and return its exit code.
+    """Run a command line (default: that of the process) and return its exit code.
 
     >>> main(["check", "nowhere.jsonl", "--id", "event_id"])
     2
@@ -322,7 +325,7 @@ def main(argv: list[str] | None = None) -> int:
         _refuse_stores(sys.argv[1:] if argv is None else argv)
         outcome = typer.main.get_command(app).main(argv, prog_name="onefold", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:
-        from onefold.cli.output import fail  # with rich, which a help text can do without
+        from onefold.cli.output import fail  # imports rich, which help does not need
 
         if os.environ.get("ONEFOLD_DEBUG"):
             traceback.print_exc()
@@ -334,16 +337,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _refuse_stores(words: Sequence[str]) -> None:
-    """Refuse the URL of a store where a path of this machine is meant, which would become a folder called ``s3:``."""
+    """Refuse URLs of object stores where only local paths work; they would become a folder called ``s3:``."""
     if words and words[0] not in TAKE_URLS:
-        for word in words[1:]:
-            if (url := STORE.search(word)) is not None:
-                which = "the pipeline's file must be" if words[0] == "run" else f"onefold {words[0]} reads and writes"
+        for option, word in pairwise(words):
+            value = word.partition("=")[2] if word.startswith("--") else word
+            if option not in NO_PATHS and (url := STORE.match(value)) is not None:
+                which = (
+                    "the pipeline's file must be" if words[0] == "run" else f"onefold {words[0]} reads and writes files"
+                )
                 raise Misuse(f"{url[0]}: {which} on this machine; give a path", wrong=word)
 
 
 def _corrected(error: BaseException, words: list[str]) -> str | None:
-    """The command as it may have been meant."""
+    """The command line that was probably meant."""
     from onefold.cli.mistakes import corrected, quoted
 
     values = error.values if isinstance(error, Misuse) else {}
@@ -359,19 +365,17 @@ def _corrected(error: BaseException, words: list[str]) -> str | None:
 
 
 def describe(error: BaseException) -> tuple[int, str]:
-    """The exit code for an error, and what to say of it.
+    """The exit code and the message for an error.
 
     >>> describe(Misuse("floor is 'x', must be 'first' or 'open'"))
     (2, "floor is 'x', must be 'first' or 'open'")
     >>> describe(PermissionError(13, "Permission denied", "out"))
     (3, 'out: Permission denied')
     """
-    if isinstance(error, typer.TyperException):  # usage: an option, argument or command that is not there
+    if isinstance(error, typer.TyperException):  # wrong usage
         context = getattr(error, "ctx", None)
-        return (
-            2,
-            f"{' '.join(error.format_message().split())} (see {context.command_path if context else 'onefold'} --help)",
-        )
+        message = plain(without_logins(" ".join(error.format_message().split())))  # hidden before it is cut
+        return 2, f"{message} (see {context.command_path if context else 'onefold'} --help)"
     if isinstance(error, Misuse | BadInput):
         return 2, str(error)
     if isinstance(error, ModuleNotFoundError) and (extra := EXTRAS.get(package := str(error.name).partition(".")[0])):
@@ -393,17 +397,17 @@ def _first(text: str) -> str:
 
 
 def _first_of_spark(text: str) -> str:
-    """What happened, out of the pages that Spark says about it; of a failed Python worker, its error.
+    """The cause in a long Spark error; for a failed Python worker, its exception.
 
     >>> _first_of_spark("An error occurred while calling o1.save.\\n: java.io.IOException: No space left\\n\\tat x")
     'No space left'
     >>> _first_of_spark("From the worker:\\nTraceback (most recent call last):\\n  File\\nValueError: 5\\n\\tat x")
     'ValueError: 5'
-    >>> _first_of_spark(f": org.x.SparkException: {AWAITED} \\n\\tat x\\nCaused by: java.io.IOException: No such disk")
-    'No such disk'
+    >>> _first_of_spark(f": org.x.SparkException: {AWAITING} \\n\\tat x\\nCaused by: java.io.IOException: No disk")
+    'No disk'
     """
     noise = ("An error occurred while calling", "\tat ")
-    lines = [line for line in text.splitlines() if not line.startswith(noise) and AWAITED not in line]
+    lines = [line for line in text.splitlines() if not line.startswith(noise) and AWAITING not in line]
     if TRACEBACK in lines:
         last = len(lines) - lines[::-1].index(TRACEBACK)
         lines = [line for line in lines[last:] if not line.startswith(" ")]

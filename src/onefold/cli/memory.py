@@ -1,4 +1,4 @@
-"""``onefold memory``: what a stream, or a run that goes on, remembers."""
+"""``onefold memory``: inspect the memory of a stream, or of runs with [memory]."""
 
 from typing import Annotated, Any, Final
 
@@ -14,13 +14,13 @@ from onefold.spark.in_order import verify_held
 from onefold.spark.memory import MARK, KeyRecords, MemoryFolder, RunFile, Storage, signature
 
 ROLES: Final = ("key", "producer")
-"""What the columns of a key are called in a meaning."""
+"""The names that the key columns can have in the meaning of a memory."""
 
-Path = Annotated[str, typer.Argument(help="The folder of a memory, or a checkpoint that has one; a path or a URL.")]
+Path = Annotated[str, typer.Argument(help="Path or URL of a memory folder, or of a checkpoint that holds one.")]
 
 
 def ls(path: Path, json: AsJson = False) -> None:
-    """Show which engine a memory belongs to, its version, and how much it holds."""
+    """Show the engine, the version and the size of a memory."""
     memory, signed = _opened(path)
     buckets = {bucket: memory.runs(bucket) for bucket in memory.buckets_there()}
     lines = [{"bucket": bucket, **_line(runs)} for bucket, runs in buckets.items() if runs]
@@ -42,17 +42,17 @@ def ls(path: Path, json: AsJson = False) -> None:
 
 def show(
     path: Path,
-    key: Annotated[list[str], typer.Argument(help="The values of the key's columns, in their order.")],
+    key: Annotated[list[str], typer.Argument(help="The values of the key columns, in order.")],
     json: AsJson = False,
 ) -> int:
-    """Show what is remembered of one key: its newest number, and what is missing. Starts Spark, whose hash names it."""
+    """Show what is remembered of one key: its newest number and its gaps. Starts Spark to hash the key."""
     from onefold.spark.host import name_of
     from onefold.spark.session import session
 
     memory, signed = _opened(path)
     role = next((role for role in ROLES if role in signed["meaning"]), None)
     if role is None:
-        raise Misuse(f"{memory.path}: of engine {signed['meaning'].get('engine')} single keys are not kept apart")
+        raise Misuse(f"{memory.path}: the memory of engine {signed['meaning'].get('engine')} is not kept by key")
     columns = [(name, kind) for name, kind in (c.rsplit(" ", 1) for c in str(signed["meaning"][role]).split(", "))]
     if len(key) != len(columns):
         raise Misuse(f"{len(key)} values, but the key is {signed['meaning'][role]}: {len(columns)} values are needed")
@@ -70,7 +70,7 @@ def show(
     if json:
         emit_json({"key": key, "remembered": remembered})
     elif remembered is None:
-        people.print("nothing is remembered of it")
+        people.print("nothing is remembered of this key")
     else:
         text = _sequence if role == "producer" else _number
         people.print(f"bucket {bucket}; the newest is {text(remembered['head'])}; {len(remembered['gaps']):,} gaps")
@@ -108,7 +108,7 @@ def _opened(path: str) -> tuple[MemoryFolder, dict[str, Any]]:
                 continue
             if signed is not None:
                 return MemoryFolder.anywhere(folder), signed
-    raise Misuse(f"{path} is no memory, and no checkpoint that has one", path=path)
+    raise Misuse(f"{path} is neither a memory nor a checkpoint with one", path=path)
 
 
 def _line(runs: list[RunFile]) -> dict[str, Any]:

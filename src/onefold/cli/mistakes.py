@@ -1,7 +1,7 @@
-"""Mistakes that are found without Spark, whose start takes longer than to tell them: paths, formats, columns, types.
+"""Mistakes that are found before Spark starts, which takes seconds: wrong paths, formats, columns, types.
 
-Files of this machine are looked at by pyarrow, as far as that is quick; of all others, and of more than that, Spark
-itself finds what is wrong. Columns are checked by the very rules that a DataFrame is checked by.
+Local files are read by pyarrow, as far as that is quick; all else is left to Spark. Columns are checked by the same
+rules as those of a DataFrame.
 """
 
 import os
@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib.util import find_spec
-from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,34 +26,27 @@ _FORMATS: Final = {
 }  # fmt: skip
 _PACKED: Final = (".gz", ".bz2", ".zst")
 _KNOWN: Final = (
-    "parquet",
-    "json",
-    "jsonl",
-    "ndjson",
-    "csv",
-    "orc",
-    "text",
-    "avro",
-    "delta",
-    "iceberg",
-    "onefold-log",
-    "kafka",
-)
+    "parquet", "json", "jsonl", "ndjson", "csv", "orc", "text", "avro", "delta", "iceberg", "onefold-log", "kafka",
+)  # fmt: skip
+NAME_WORDS_MAX: Final = 12
+"""How many words of a command line may be one file name that was not quoted."""
+PATTERN_COMMANDS: Final = ("check", "window")
+"""The commands that take one path, which may be a pattern such as data/*.jsonl."""
 SMALL_BYTES: Final = 96 << 20
-"""Up to as many of JSON lines, a check was seen to be faster with the JVM's quick compiler alone."""
+"""Up to this size of JSON lines, a check is faster with only the JVM's first compiler."""
 PACKING: Final = 8
-"""How many times smaller other files are than plain text of the same rows, at most times."""
+"""How many times smaller other formats usually are than plain text of the same rows."""
 SMALL_FILES: Final = 1_000
 _PLAIN: Final = (".json", ".jsonl", ".ndjson", ".csv")
 _CLUSTER: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_REMOTE")
-"""Variables that say that a path without a scheme may mean another file system than this machine's."""
+"""With one of these variables set, a path without a scheme may not be local."""
 _MOMENT: Final = re.compile(r"\s*([+-]?[0-9]+|[0-9]{4}-[0-9]{2}-[0-9]{2}.*)\s*")
-"""Whatever may be a whole number or a time; what it is exactly, Spark reads."""
+"""What may be a whole number or a time; Spark parses it exactly."""
 _TIMES: Final = ("timestamp", "arrival", "order", "time", "sequence")
 
 
 def corrected(words: Sequence[str], values: Mapping[str, Any]) -> str | None:
-    """The command with what was wrong in it put right; None if nobody knows how.
+    """The command with the mistake corrected; None if it is not known how.
 
     >>> corrected(["check", "a b", "--id", "shop,ordr"], {"column": "ordr", "role": "id", "right": "order"})
     "onefold check 'a b' --id shop,order"
@@ -80,17 +72,24 @@ def corrected(words: Sequence[str], values: Mapping[str, Any]) -> str | None:
 
 
 def quoted(words: Sequence[str]) -> str | None:
-    """The command with quotes around the name of a file that has spaces in it; None if there is no such file."""
-    for first, last in combinations(range(len(words) + 1), 2):
-        if last - first > 1 and Path(name := " ".join(words[first:last])).exists():
-            return shlex.join(["onefold", *words[:first], name, *words[last:]])
-    return None
+    """The command with quotes around a file name that has spaces, or around the pattern that the shell expanded."""
+    for first in range(len(words)):
+        for last in range(first + 2, min(first + NAME_WORDS_MAX, len(words)) + 1):
+            if os.path.exists(name := " ".join(words[first:last])):  # Path.exists raises if it is too long
+                return shlex.join(["onefold", *words[:first], name, *words[last:]])
+    files = [word for word in words[1:] if os.path.isfile(word)] if words[0] in PATTERN_COMMANDS else []
+    folders, suffixes = ({getattr(Path(file), part) for file in files} for part in ("parent", "suffix"))
+    if len(files) < 2 or len(folders) > 1 or len(suffixes) > 1:
+        return None
+    stem = os.path.commonprefix([file.removesuffix(Path(file).suffix) for file in files])  # noqa: RUF071 # of letters
+    pattern = f"{stem}*{suffixes.pop()}"
+    return shlex.join(["onefold", words[0], pattern, *(word for word in words[1:] if word not in files)])
 
 
 def format_of(path: str) -> str:
-    """By the ending of the file, or of the first file in the folder that has a known one; a topic has its own file.
+    """The format by extension: of the file, or of the first file in the folder with a known one.
 
-    What is neither, and has a name such as ``db.events``, is a table of the catalogue; kafka://HOST/TOPIC is a topic.
+    A folder with topic.json is a log; ``db.events``, if no such path exists, a catalogue table; kafka:// a topic.
     """
     if path.startswith("kafka://"):
         return "kafka"
@@ -98,7 +97,7 @@ def format_of(path: str) -> str:
     from onefold.spark.lakes import DELTA, ICEBERG, is_metadata
     from onefold.spark.peek import visible
 
-    folder = Path(path)
+    folder = local_folder(path) or Path(path)
     if not folder.exists() and is_table_name(path):
         return TABLE
     if (folder / "topic.json").is_file():
@@ -113,9 +112,9 @@ def format_of(path: str) -> str:
 
 
 def refuse_path(path: str, what: str = "", master: str = "local") -> Path | None:
-    """Where a path of this machine leads, else `Misuse` that names the nearest one; None: it is elsewhere, or several.
+    """The local path, or `Misuse` with the nearest name if it does not exist; None if it is not local, or a pattern.
 
-    ``what``: the setting that names it. ``master``: where Spark runs; its paths may be those of a cluster.
+    ``what``: the setting that names it. ``master``: the Spark master; paths may be those of its cluster.
     """
     if is_far(path) or not path or any(sign in path for sign in "*?[{"):
         return None
@@ -131,7 +130,7 @@ def refuse_path(path: str, what: str = "", master: str = "local") -> Path | None
 
 
 def are_small(*paths: str) -> bool:
-    """Whether all of it is files of this machine, and few bytes: a job over them takes seconds."""
+    """Whether all paths are local files of few bytes, so that a job over them takes seconds."""
     from onefold.spark.peek import visible
 
     size = 0
@@ -150,7 +149,7 @@ def refuse_mistakes(
     path: str, kind: str, columns: "Named", options: Mapping[str, str] | None = None, what: str = "",
     master: str = "local",
 ) -> "Peek | None":  # fmt: skip
-    """Refuse a path, a format or a column that cannot be, as far as files of this machine tell; what was seen of it."""
+    """Refuse a wrong path, format or column, as far as local files show; return what was read of the table."""
     from onefold.spark.lakes import PACKAGES, open_snapshot
     from onefold.spark.peek import Peek, peek
 
@@ -160,7 +159,7 @@ def refuse_mistakes(
         if find_spec(PACKAGES[kind]) is None:  # Spark may have a connector of its own
             return None
         _check(Peek(open_snapshot(path, kind, options or {}).schema, {}, complete=True), columns)
-        return None  # its texts were not looked at
+        return None  # no texts were read
     if kind == "kafka":
         from onefold.spark.kafka import Topic
 
@@ -181,7 +180,7 @@ def refuse_mistakes(
         if kind == "csv" and len(table.columns) == 1 and (sign := re.search(r"[;|\t]", table.columns[0])):
             other = sign[0].replace("\t", "\\t")
             say = f'options = {{ sep = "{other}" }}' if what else f"--option 'sep={other}'"
-            raise Misuse(f"{where} has one column, {table.columns[0]!r}: name what separates them, {say}") from None
+            raise Misuse(f"{where} has one column, {table.columns[0]!r}: name the separator, {say}") from None
         if table.complete:
             raise
         table = peek(place, kind, names, options, rows_max=None)  # a column may begin further down
@@ -191,7 +190,7 @@ def refuse_mistakes(
 
 
 def refuse_files(place: Path | None, kind: str, where: str) -> None:
-    """Refuse a folder without files, and a file that is none of Parquet where nothing else is said."""
+    """Refuse a folder without files, and a file in another format than Parquet if no format is named."""
     from onefold.spark.peek import visible
 
     if place is None or kind not in _FORMATS.values():
@@ -204,7 +203,7 @@ def refuse_files(place: Path | None, kind: str, where: str) -> None:
         if (other := format_of(str(place))) != kind:
             raise Misuse(f'{where} is a file of {other}: --format {other}, or format = "{other}" in [source]')
         if not is_parquet:
-            raise Misuse(f'{where} is no Parquet file: name its format, --format csv, or format = "csv" in [source]')
+            raise Misuse(f'{where} is not a Parquet file: name its format, --format csv, or format = "csv" in [source]')
 
 
 def _check(table: "Peek", columns: "Named") -> None:
@@ -218,7 +217,7 @@ def _check(table: "Peek", columns: "Named") -> None:
 
 
 def refuse_run(path: str) -> Path | None:
-    """The folder of a complete run, or of a stream; None: it is elsewhere."""
+    """The local folder of a complete run or a stream; None if it is not local."""
     folder = refuse_path(path)
     if folder is not None and not any((folder / name).exists() for name in ("run.json", "stream.json")):
         raise Misuse(f"{path} is not a complete run: it holds no run.json or stream.json", path=path)

@@ -1,8 +1,4 @@
-"""Options that several commands share, and how what they name is opened.
-
-Servers ask for an address to listen on, and for the token that their clients must send. The commands about records name
-a store that is a file. The commands about outboxes name the stores of entities and tokens, and the transport.
-"""
+"""Options that several commands share, and opening the stores that they name."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,64 +17,71 @@ from onefold.stores.addresses import masked, sqlite_file
 
 TOKEN: Final = "ONEFOLD_TOKEN"  # noqa: S105 # the name of a variable
 TOKEN_BYTES_MAX: Final = 4_096
-VARIABLE: Final = "With a password, use the variable: other users can see a command line."
+VARIABLE: Final = "If it holds a password, use the variable: other users can read command lines."
 STORE: Final = "The store: a file, such as notes.db."
 
 _STORE: Final = Option(
-    envvar="ONEFOLD_STORE", help=f"Where states are kept: sqlite:///b.db, postgresql://... {VARIABLE}"
+    envvar="ONEFOLD_STORE", help=f"Database with the states of entities: sqlite:///b.db, postgresql://... {VARIABLE}"
 )
-_TRANSPORT: Final = Option(envvar="ONEFOLD_TRANSPORT", help="Where messages go: sqlite:///q.db, nats://host:4222.")
+_TRANSPORT: Final = Option(
+    envvar="ONEFOLD_TRANSPORT", help="Message queues: sqlite:///q.db, postgresql://..., nats://host:4222."
+)
 Store: TypeAlias = Annotated[str, _STORE]
 MaybeStore: TypeAlias = Annotated[str | None, _STORE]
 Transport: TypeAlias = Annotated[str, _TRANSPORT]
 MaybeTransport: TypeAlias = Annotated[str | None, _TRANSPORT]
 Tokens: TypeAlias = Annotated[
     str | None,
-    Option(envvar="ONEFOLD_TOKEN_STORE", help="Where tokens are kept, if not in the store: redis://host:6379/0."),
+    Option(envvar="ONEFOLD_TOKEN_STORE", help="Token store, if not the --store: redis://host:6379/0."),
 ]
 Plan: TypeAlias = Annotated[
     Literal["transactional", "parented", "checkpointed"] | None,
-    Option(help="How messages are settled. Default: transactional; with --tokens, parented."),
+    Option(help="How state and messages are committed. Default: transactional; with --tokens, parented."),
 ]
-Host: TypeAlias = Annotated[str, Option(help="The address to listen on; more than loopback needs a token.")]
-Port: TypeAlias = Annotated[int, Option(min=0, max=65535, help="The port to listen on; 0: any that is free.")]
-TokenFile: TypeAlias = Annotated[Path | None, Option(help=f"A file with the token that clients must send; or {TOKEN}.")]
-AsJson: TypeAlias = Annotated[bool, Option("--json", help="When ready, print the address as one line of JSON.")]
-Connections: TypeAlias = Annotated[int, Option(min=1, help="Connections at the same time.")]
+Host: TypeAlias = Annotated[str, Option(help="Address to listen on; beyond loopback a token is needed.")]
+Port: TypeAlias = Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0: any free port.")]
+TokenFile: TypeAlias = Annotated[
+    Path | None,
+    Option(exists=True, dir_okay=False, help=f"File with the token that clients must send. Default: {TOKEN}."),
+]
+AsJson: TypeAlias = Annotated[bool, Option("--json", help="Print the address as one line of JSON when ready.")]
+Connections: TypeAlias = Annotated[int, Option(min=1, help="Connections open at the same time, at most.")]
 RetainBytes: TypeAlias = Annotated[
-    int | None, Option(min=1, help="Remove the oldest of a topic beyond about so many bytes. Default: keep all.")
+    int | None,
+    Option(min=1, help="Remove the oldest records of a topic above about this many bytes. Default: keep all."),
 ]
 RetainMs: TypeAlias = Annotated[
-    int | None, Option(min=1, help="Remove records older than about so many ms. Default: keep all.")
+    int | None, Option(min=1, help="Remove records older than about this many milliseconds. Default: keep all.")
 ]
 ServerToken: TypeAlias = Annotated[
-    Path | None, Option(exists=True, dir_okay=False, help=f"A file with the server's token; or the variable {TOKEN}.")
+    Path | None,
+    Option(exists=True, dir_okay=False, help=f"File with the server's token. Default: the variable {TOKEN}."),
 ]
 Format: TypeAlias = Annotated[
-    str, Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by the ending of the names.')
+    str, Option(help='"parquet", "json", "csv", "onefold-log", ...; "auto": by file extension.')
 ]
 ReaderOption: TypeAlias = Annotated[
     list[str] | None,
-    Option(metavar="NAME=VALUE", help="An option of Spark's reader, such as header=false; may be repeated."),
+    Option(metavar="NAME=VALUE", help="An option of Spark's reader, such as header=false; repeatable."),
 ]
 Expiry: TypeAlias = Annotated[int, Option(min=1, help="How long a frame is remembered, in milliseconds.")]
 Fixed: TypeAlias = Annotated[
-    bool, Option("--fixed", help="Count the expiry from the first copy of a frame, not from the last.")
+    bool, Option("--fixed", help="Count the expiry from the first copy of a frame, not from the latest.")
 ]
 StrictAdr: TypeAlias = Annotated[
     bool,
     Option(
         "--strict-adr",
-        help="Forget as ADR 007 does: the last frame of a device and a join request count again after the expiry (in a "
-        "gateway a DevNonce after five minutes). Otherwise both are known for ever.",
+        help="Forget as ADR 007 does: after the expiry, the last frame of a device and a join request count again "
+        "(in a gateway a DevNonce after five minutes). Default: both are remembered for ever.",
     ),
 ]
 RecordStore: TypeAlias = Annotated[str, Argument(metavar="STORE", help=STORE)]
-NewStore: TypeAlias = Annotated[str, Argument(metavar="STORE", help=f"{STORE} Made if it is not there.")]
+NewStore: TypeAlias = Annotated[str, Argument(metavar="STORE", help=f"{STORE} Created if missing.")]
 
 
 def read_token(file: Path | None) -> str | None:
-    """The token of the file, else of the environment; None: there is none. What cannot be a header is refused."""
+    """The token from the file, else from the environment; `Misuse` if it cannot be sent in a header."""
     if file is None:
         text, where = os.environ.get(TOKEN), TOKEN
         if text is None:
@@ -98,18 +101,17 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 def reader_options(options: Sequence[str] | None) -> dict[str, str]:
-    """What `ReaderOption` says, by name."""
     pairs = {}
     for text in options or ():
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise Misuse(f"{text!r} is no option, must be NAME=VALUE", option=text)
+            raise Misuse(f"{text!r} is not an option, must be NAME=VALUE", option=text)
         pairs[name] = value
     return pairs
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:
-    """`Misuse` that names the first of these options that is used, and why it cannot be."""
+    """Raise `Misuse` for the first of these options that is set."""
     if option := next((name for name, value in options.items() if value), None):
         raise Misuse(f"{option} {why}", option=option)
 
@@ -129,7 +131,7 @@ def file_of(address: str) -> Path:
 
 @contextmanager
 def opened_records(address: str, *, make: bool = False, id_size: int | None = None) -> Iterator[Records]:
-    """Open a store, and close it in the end; ``make`` it if it is not there, else `Misuse`."""
+    """Open a store and close it at the end. Without ``make``, a missing store is `Misuse`."""
     file = file_of(address)
     if not make and not file.exists():
         raise Misuse(f"{file}: there is no such store", store=str(file))
@@ -138,18 +140,18 @@ def opened_records(address: str, *, make: bool = False, id_size: int | None = No
 
 
 def read_id(text: str, id_size: int) -> bytes:
-    """An id as it is written, in hex; `Misuse` if it is none of this store."""
+    """Parse an id in hex; `Misuse` if it has another size than the ids of this store."""
     try:
         id = bytes.fromhex(text)
     except ValueError:
-        raise Misuse(f"{text!r:.80} is no id: it is written in hex") from None
+        raise Misuse(f"{text!r:.80} is not an id: ids are in hex") from None
     if len(id) != id_size:
         raise Misuse(f"{text!r:.80} has {many(len(id), 'byte')}; the ids of this store have {id_size}")
     return id
 
 
 def check_lasting(**urls: str | None) -> None:
-    """Refuse what would be gone, unseen by anybody else, when this process ends."""
+    """Refuse stores in memory: no other process sees them, and they end with this one."""
     for name, url in urls.items():
         if url is not None and url.startswith("memory:"):
             raise Misuse(f"--{name} is {url}: nobody else would see it, and it ends with this process")
@@ -164,9 +166,9 @@ class OutboxStores:
 
 @contextmanager
 def opened(store: str | None, tokens: str | None = None, transport: str | None = None) -> Iterator[OutboxStores]:
-    """Open what was named; the tokens are in the store, unless they are kept apart."""
+    """Open the stores that are named; tokens are in the store unless ``tokens`` names another one."""
     if store is None and tokens is None:
-        raise Misuse("name the store of the tokens: --store, or --tokens where they are kept apart")
+        raise Misuse("name the store of the tokens: --store, or --tokens if it is another one")
     check_there(store=store, tokens=tokens, transport=transport)
     with ExitStack() as stack:
         entities: Any = None if store is None else stack.enter_context(closing(open_ledger(store)))
@@ -176,7 +178,7 @@ def opened(store: str | None, tokens: str | None = None, transport: str | None =
 
 
 def check_there(**urls: str | None) -> None:
-    """To look at a file must not make it: a mistyped name would look like a store in which all is well."""
+    """Refuse files that do not exist: opening would create them, and a mistyped name would look like an empty store."""
     check_lasting(**urls)
     for name, url in urls.items():
         if (path := sqlite_file(url or "")) and not Path(path).exists():
@@ -184,7 +186,7 @@ def check_there(**urls: str | None) -> None:
 
 
 def age(ms: float) -> str:
-    """A time that has passed, as people say it.
+    """An age for people.
 
     >>> age(900), age(90_000), age(200_000_000)
     ('0.9 s', '90 s', '2.3 days')

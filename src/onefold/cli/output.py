@@ -1,21 +1,20 @@
-"""What a command says, and to whom.
+"""The output of the commands.
 
-Programs read standard output: with ``--json`` it gets one JSON document, and nothing else ever. People read standard
-error: results as text, progress and errors go there, so that a pipe never gets to see them.
+Standard output is for programs: with ``--json`` it gets JSON, and nothing else. Standard error is for people: results
+as text, progress and errors.
 
-Much of what is told was written by strangers: names of producers, payloads, keys, rows, settings, errors of servers. It
-goes through here and nowhere else, so it is here that nothing of it reaches a terminal as a command (`printable`), and
-that no password of an address is repeated (`without_logins`).
+Much of the text is foreign: names of producers, payloads, keys, rows, settings, errors of servers. All of it goes
+through this module, which escapes terminal control characters (`printable`) and hides passwords in addresses
+(`without_logins`).
 
 Progress: on a terminal a live line with Spark's tasks, elsewhere one plain line per step.
 
-Where a pipeline writes how far it is, for `onefold serve console`, and for the report of a stream.
+A pipeline also writes its progress to files, for `onefold serve console` and the report of a stream:
 
     PATH/progress.jsonl   of a stream: a line of JSON per batch, with the time; then one that says how it ended
-    PATH/progress.json    of a batch run: which step it is in, how long those before it took, and how it ended
+    PATH/progress.json    of a batch run: the current step, the duration of the steps before it, and how it ended
 
-Only in a folder of this machine that the pipeline has made its own; elsewhere nothing is written. Trouble with these
-files never stops a pipeline: they are told about, not counted on.
+These files are written only to local folders that the pipeline has signed. Errors with them never stop a pipeline.
 """
 
 import json
@@ -47,23 +46,23 @@ AsJson: TypeAlias = Annotated[bool, Option("--json", help="Print one JSON docume
 REFRESH_S = 0.25
 LINES, STEPS = "progress.jsonl", "progress.json"
 LINES_MAX: Final = 2_000
-"""The newest lines that are kept, about 2 MB; the file is cut when it has twice as many."""
+"""How many of the newest lines are kept, about 2 MB; the file is cut at twice as many."""
 WHY_CHARS_MAX: Final = 500
 
 
 class People(Console):
-    """Rich's console, for text that strangers may have written."""
+    """Rich's console, safe for foreign text."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*(without_logins(each) if isinstance(each, str) else each for each in objects), **options)
 
     def lines(self, *lines: RenderableType, style: str | None = None) -> None:
-        """Print each as it is: no markup in it, and no new line where the terminal ends."""
+        """Print each line without markup and without wrapping."""
         for line in lines:
             self.print(line, style=style, markup=False, soft_wrap=True)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """As rich's; printable before it is measured, so that columns are as wide as what stands in them."""
+        """Escape before rich measures, so that the widths of columns are right."""
         return super().render_str(printable(text), **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
@@ -72,7 +71,7 @@ class People(Console):
             yield segment if control or text.isprintable() else Segment(printable(text), style)
 
 
-_IN_NOTEBOOK: Final = "ipykernel" in sys.modules  # whose standard error says that it is a terminal
+_IN_NOTEBOOK: Final = "ipykernel" in sys.modules  # its standard error claims to be a terminal
 people: Final = People(
     stderr=True,
     width=None if (sys.stderr.isatty() and not _IN_NOTEBOOK) or "COLUMNS" in os.environ else PIPE_COLUMNS,
@@ -86,29 +85,29 @@ people: Final = People(
 
 @contextmanager
 def until_nobody_reads() -> Iterator[None]:
-    """Print on standard output; a reader who has gone away is no error, and ends it."""
+    """Print on standard output; if its reader is gone, drop this and all later output."""
     try:
         yield
     except BrokenPipeError:
-        # The interpreter flushes once more at its end, which must not fail aloud.
+        # The interpreter flushes again at exit, which must not fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def emit_json(document: Any, indent: int | None = 2) -> None:
-    """Print the document, and nothing else ever, on standard output."""
+    """Print the document on standard output."""
     with until_nobody_reads():
         print(json_text(document, indent=indent), flush=True)
 
 
 def tell(lines: Iterable[RenderableType] | str, document: Any, as_json: bool, indent: int | None = 2) -> None:
-    """Give a result: a line or lines for people, and if that is wanted a document for programs."""
+    """Print a result: lines for people, and with ``as_json`` a document for programs."""
     people.lines(*([lines] if isinstance(lines, str) else lines))
     if as_json:
         emit_json(document, indent)
 
 
 def json_text(document: Any, indent: int | None = None) -> str:
-    """The document as JSON that a terminal can show too: what it would obey is escaped, which changes no value.
+    """The document as JSON with control characters escaped; the values stay the same.
 
     >>> print(json_text({"name": "ä" + chr(27) + chr(0x9B) + chr(0x202E)}))
     {"name": "ä\\u001b\\u009b\\u202e"}
@@ -120,7 +119,7 @@ def json_text(document: Any, indent: int | None = None) -> str:
 
 
 def fail(message: str, code: int) -> int:
-    """Tell on standard error, each line with our name before it, and give the exit code back."""
+    """Print an error on standard error, prefixed with "onefold:", and return the exit code."""
     for line in message.splitlines() or [""]:
         print(f"onefold: {printable(without_logins(line))}", file=sys.stderr)
     return code
@@ -128,7 +127,7 @@ def fail(message: str, code: int) -> int:
 
 @contextmanager
 def progress(console: Console, first: str = "starting", *, spark: bool = True) -> Iterator[Callable[[str], None]]:
-    """Yield a function that says which step has begun, of Spark with its tasks; else only a terminal shows it."""
+    """Yield a function that shows the current step, with Spark's tasks; without Spark only on a terminal."""
     if not console.is_terminal:
         yield (lambda step: console.print(f"{step} ...", highlight=False)) if spark else (lambda step: None)
         return
@@ -141,7 +140,7 @@ def progress(console: Console, first: str = "starting", *, spark: bool = True) -
             while not done.wait(REFRESH_S):
                 finished = total = 0
                 if spark:
-                    from onefold.spark.session import running_tasks  # not while the command itself is still loading it
+                    from onefold.spark.session import running_tasks  # the command may still be importing it
 
                     finished, total = running_tasks()
                 tasks = f"  {finished} of {total} tasks" if total else ""
@@ -157,7 +156,7 @@ def progress(console: Console, first: str = "starting", *, spark: bool = True) -
 
 
 def local_folder(path: str) -> Path | None:
-    """The folder of this machine that a path means; None: it is elsewhere.
+    """The local folder of a path; None if it is in an object store or the like.
 
     >>> local_folder("out"), local_folder("file:///a%20b"), local_folder("hdfs://host/out")
     (PosixPath('out'), PosixPath('/a b'), None)
@@ -175,10 +174,10 @@ class BatchLines:
         self._count: int | None = None
 
     def tell(self, document: dict[str, Any]) -> None:
-        line = json.dumps({"at_ms": round(self._clock() * 1000), **document})  # in ASCII, which can always be written
+        line = json.dumps({"at_ms": round(self._clock() * 1000), **document})  # ASCII, which always encodes
         with suppress(OSError):
             torn = b""
-            if self._count is None:  # an earlier start may have left lines, the last of them torn by a crash
+            if self._count is None:  # an earlier start may have left lines, the last one torn by a crash
                 before = self._file.read_bytes() if self._file.exists() else b""
                 self._count = len(before.splitlines())
                 torn = b"" if not before or before.endswith(b"\n") else b"\n"
@@ -192,12 +191,12 @@ class BatchLines:
 
 
 @contextmanager
-def steps_told(
+def step_log(
     folder: Path | None, say: Callable[[str], None], *, clock: Callable[[], float] = time.time
 ) -> Iterator[Callable[[str], None]]:
-    """Yield a function that says which step has begun, and writes it down; in the end, how it ended.
+    """Yield a function that shows the current step and writes it to progress.json; at the end, how the run ended.
 
-    It is first called when the folder is the run's own.
+    Nothing is written before its first call: only then is the folder signed.
     """
     began = clock()
     steps: list[tuple[str, float]] = []
@@ -220,13 +219,13 @@ def steps_told(
     try:
         yield begin
     except BaseException as error:
-        write("failed", why=without_secrets(f"{type(error).__name__}: {error}"[:WHY_CHARS_MAX]))
+        write("failed", why=without_secrets(f"{type(error).__name__}: {error}")[:WHY_CHARS_MAX])
         raise
     write("complete")
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never half of one."""
+    """Write a file atomically: readers see the old or the new one."""
     draft = path.with_name(f"{path.name}.new")
     try:
         draft.write_bytes(data)

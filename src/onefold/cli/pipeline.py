@@ -1,4 +1,4 @@
-"""From settings to what the jobs take: the session, the source and the engine. This file imports Spark."""
+"""From settings to the session, source and engine of a job. This module imports Spark."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from onefold.spark.session import session
 
 @contextmanager
 def columns_in_toml() -> Iterator[None]:
-    """Say of a column that is not there what to write in the pipeline's TOML file."""
+    """Add to the error for a missing column what to write in the TOML file."""
     try:
         yield
     except Misuse as error:
@@ -32,7 +32,7 @@ def columns_in_toml() -> Iterator[None]:
 
 
 def refuse_pipeline(settings: Settings) -> None:
-    """Refuse a source, or columns of it, that cannot be judged like this; before Spark is started."""
+    """Refuse a source that does not exist or has other columns, before Spark starts."""
     engine, source = engine_of(settings), settings.source
     kind, master = format_of(settings, engine), settings.spark.master
     if any("defaultFS" in name for name in settings.spark.config):
@@ -64,7 +64,7 @@ def engine_of(settings: Settings) -> Engine:
 
 
 def memory_of(settings: Settings, version: int | None = None) -> MemoryOptions | None:
-    """What a batch run goes on from; None: it begins with nothing."""
+    """The memory that a batch run continues from; None without [memory]."""
     judge = settings.judge
     if settings.memory.path is None:
         return None
@@ -78,13 +78,14 @@ def memory_of(settings: Settings, version: int | None = None) -> MemoryOptions |
 
 
 def figures_of(settings: Settings) -> Figures:
-    """How much of each figure a page shows."""
     return Figures() if settings.report.page == "samples" else Figures(samples_max=0)
 
 
 def format_of(settings: Settings, engine: Engine) -> str:
-    """The format as it is read: an engine may want JSON as lines, each of which says by itself what it is."""
+    """The format to read: "text" for JSON lines if the engine parses each line itself."""
     source = settings.source
-    options = {name.lower(): value for name, value in source.options.items()}  # to Spark they are case-insensitive
+    options = {
+        name.lower(): value for name, value in source.options.items()
+    }  # Spark's option names are case-insensitive
     lines = source.format in ("json", "jsonl", "ndjson") and str(options.get("multiline", "")).strip().lower() != "true"
     return "text" if engine.reads_lines and lines else source.format

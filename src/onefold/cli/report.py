@@ -1,5 +1,6 @@
-"""``onefold report``: the page of a run, made again from what the run left."""
+"""``onefold report``: make the page of a run again from its documents."""
 
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,16 +19,18 @@ PAGE = "report.html"
 
 def report(
     run: Annotated[
-        str, typer.Argument(help="Folder or URL of a run, a stream or `diff --out`, or a file from --json.")
+        str, typer.Argument(help="Folder or URL of a run, stream or `diff --out`; or a file with the output of --json.")
     ],
-    out: Annotated[str | None, typer.Option(help=f"Where the page goes; else {PAGE} there or beside it.")] = None,
+    out: Annotated[
+        str | None, typer.Option(help=f"File or folder for the page. Default: {PAGE} in the run, or beside the file.")
+    ] = None,
     show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Write one HTML page that shows a run: what was lost or counted twice, where, why, and what it cost.
+    """Write one HTML page that shows a run: what was lost or counted twice, where, why, and at what cost.
 
-    It needs no network, holds no script and no data but samples, and stays below 2 MB. The figures come from run.json
-    (diff.json, the batches of a stream) alone; nothing is computed again, and no Spark is started.
+    The page needs no network and no script, holds no data but samples, and stays below 2 MB. All figures come from
+    run.json (diff.json, the batches of a stream); nothing is computed again, and Spark is not needed.
     """
     from onefold.report.page import RunReport
 
@@ -37,9 +40,11 @@ def report(
         loaded.document["path"] = run
     beside = run.rstrip("/") if is_far(run) or folder.is_dir() else str(folder.parent)
     path = out if out is not None else f"{beside}/{PAGE}"
-    lines = list(loaded.lines())  # all of the document is looked at before anything is written
+    lines = list(loaded.lines())  # checks the whole document before anything is written
     if (file := local_folder(path)) is not None:
-        replace_file(file, loaded.html().encode())
+        file = file / PAGE if file.is_dir() else file
+        write = Path.write_bytes if file.exists() and not file.is_file() else replace_file  # such as /dev/stdout
+        write(file, loaded.html().encode())
         path = str(file.absolute())
     else:
         from onefold.spark.objects import file_system
@@ -58,18 +63,18 @@ def report(
 
 @contextmanager
 def _documents_of(run: str) -> Iterator[Path]:
-    """The folder or file of a run; of one in a store, a folder with what it says of itself, without its rows."""
+    """The folder or file of a run; for a run in an object store, a local copy of its documents, without rows."""
     local = local_folder(run)
     if local is not None:
         yield local
         return
-    from onefold.report.documents import BATCHES, DIFF, FIGURES, PROGRESS, RUN, STREAM, TALLY
+    from onefold.report.documents import BATCHES, DIFF, FIGURES, NUMBERED, PROGRESS, RUN, STREAM, TALLY
     from onefold.spark.objects import files_below, opened
 
     root = f"{run.rstrip('/')}/"
-    wanted = (RUN, DIFF, STREAM, FIGURES, PROGRESS)
+    wanted = re.compile(rf"{RUN}|{DIFF}|{STREAM}|{FIGURES}|{PROGRESS}|{BATCHES}/{NUMBERED}/({TALLY}|{RUN})")
     files = {file.url[len(root) :]: file.url for file in files_below(run)}
-    names = [name for name in files if name in wanted or (name.startswith(f"{BATCHES}/") and name.endswith(TALLY))]
+    names = [name for name in files if wanted.fullmatch(name)]
     if not names:
         raise Misuse(f"{run} holds no {RUN}, {STREAM} or {DIFF}: it is not a complete run", path=run)
     with tempfile.TemporaryDirectory(prefix="onefold-report-") as folder:

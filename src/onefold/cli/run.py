@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from onefold.cli.output import emit_json, local_folder, people, progress, steps_told
+from onefold.cli.output import emit_json, local_folder, people, progress, step_log
 from onefold.cli.stream import stream
 from onefold.errors import Misuse, OnefoldError
 from onefold.report import agreement, text
@@ -23,20 +23,21 @@ def run(
         bool,
         typer.Option(
             "--strict",
-            help="Exit 1 if anything was unsure, rejected or missing, or a repeat has no first. What the columns "
-            "cannot show at all is said, and changes no exit code.",
+            help="Exit 1 if anything is unsure, rejected or missing, or a repeat has no first. What the columns cannot "
+            "show is reported, but does not change the exit code.",
         ),
     ] = False,
     json: Annotated[
-        bool, typer.Option("--json", help="Print the figures as JSON on standard output; of a stream, a line a batch.")
+        bool,
+        typer.Option("--json", help="Print the figures as JSON on standard output; of a stream, one line per batch."),
     ] = False,
     version: Annotated[
         int | None,
         typer.Option(
             "--version",
             min=0,
-            help="With memory.path: the version that this run must be. One that is published already is shown again "
-            "if its files are the same, else refused.",
+            help="With memory.path: the version that this run publishes. A published one is shown again if its files "
+            "are the same, else refused.",
         ),
     ] = None,
     metrics: Annotated[
@@ -45,19 +46,19 @@ def run(
             "--metrics",
             min=1,
             max=65535,
-            help='With source.mode = "stream": the port of /metrics for Prometheus, on 127.0.0.1.',
+            help='With source.mode = "stream": serve /metrics for Prometheus on this port of 127.0.0.1.',
         ),
     ] = None,
 ) -> None:
-    """Judge every message of a source, and publish firsts, repeats, unsure, rejects, gaps and the books: how many came
-    in, and what became of each.
+    """Judge every message of a source, and publish firsts, repeats, unsure, rejects, gaps and the books (counts per
+    verdict).
 
-    A batch run is complete when its folder holds run.json; running again replaces it. It ends with an audit: what can
-    now be read there is compared with what was read from the source, and that with a count of its rows that did not go
-    through the reader (manifest.jsonl); if they do not agree it is not complete, the rows that are wrong are named, and
-    kept in audit/. Exit 1 if files could not be read and were set aside. With memory.path a run continues from the last
-    one: it reads the files that came since, and publishes them as the next version. A stream publishes each of its
-    batches once; starting it again continues where it ended. Ctrl-C and SIGTERM let the current batch finish.
+    A batch run is complete when its folder holds run.json; the next run replaces it. It ends with an audit: the output
+    is read back and compared with the rows read from the source, and these with a count that did not go through the
+    reader (manifest.jsonl). If they differ, the run is not complete, and the wrong rows are in audit/. Exit 1 if
+    unreadable files were set aside. With memory.path a run continues from the last one: it reads the files that are
+    new, and publishes them as the next version. A stream publishes each batch exactly once, and continues where it
+    ended. Ctrl-C and SIGTERM let the current batch finish.
     """
     from onefold.cli.pipeline import refuse_pipeline
 
@@ -72,21 +73,21 @@ def run(
         raise typer.Exit(stream(settings, strict=strict, json=json, metrics=metrics))
     found = False
     for result in execute_all(settings, version):
-        found |= _tell(settings, result, strict=strict, json=json)
+        found |= _show(settings, result, strict=strict, json=json)
     if found:
         raise typer.Exit(1)
 
 
 def execute_all(settings: Settings, version: int | None) -> Iterator[dict[str, Any]]:
-    """Run the pipeline; with a memory, first what was begun and not finished, then what came since."""
+    """Run the pipeline; with a memory, first the version that was begun and not finished, then the new files."""
     while True:
         yield (result := execute(settings, version))
         if version is not None or not result.get("files_left"):
             return
 
 
-def _tell(settings: Settings, result: dict[str, Any], *, strict: bool, json: bool) -> bool:
-    """Say what came of a run; whether there was a finding."""
+def _show(settings: Settings, result: dict[str, Any], *, strict: bool, json: bool) -> bool:
+    """Print the result of a run; return whether there is a finding."""
     if json:
         emit_json(result)
     if "nothing_new" in result:
@@ -102,15 +103,15 @@ def _tell(settings: Settings, result: dict[str, Any], *, strict: bool, json: boo
     for line in text.absent(result):
         people.print(line, soft_wrap=True)
     if result["others"]:
-        others = f"{result['others']:,} rows of the source are no messages: not judged, in no book"
+        others = f"{result['others']:,} rows of the source are no messages: not judged, not in the books"
         people.print(others, highlight=False)
-    audited, untold = agreement.audited(result["audit"]), text.cannot_tell(result, toml=True)
-    for line in (*audited, *untold, *agreement.files_read(result["manifest"])):
+    audited, unclear = agreement.audited(result["audit"]), text.cannot_tell(result, toml=True)
+    for line in (*audited, *unclear, *agreement.files_read(result["manifest"])):
         people.print(line, soft_wrap=True)
     people.lines(f"published in {result['path']}")
     if result["report"]:
         people.lines(f"report: {result['report']}")
-    # Repeats are what a pipeline is there to remove; they are no finding, if each has its first.
+    # Repeats that have their first are no finding: a pipeline is there to remove them.
     unknown = tally.count(Verdict.UNSURE) or tally.count(Verdict.REJECT) or result["missing_ranges"]
     unknown = unknown or result["manifest"]["changed"]
     alone = result["audit"]["orphans"] or result["audit"]["orphans_by_rule"]
@@ -118,7 +119,7 @@ def _tell(settings: Settings, result: dict[str, Any], *, strict: bool, json: boo
 
 
 def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
-    """Run the pipeline of these settings, showing progress, and leave its page; its figures, and where the page is."""
+    """Run a batch pipeline with progress, and write its page; return its figures, and where the page is."""
     from onefold.cli.pipeline import columns_in_toml, figures_of, memory_of, opened
     from onefold.spark import run as jobs
     from onefold.spark.files import Place
@@ -128,12 +129,13 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
     writes = [("publish.path", settings.publish.path)] if settings.publish.is_folder else []
     writes += [] if settings.memory.path is None else [("memory.path", settings.memory.path)]
     refuse_overlap([("source.path", settings.source.path)], writes)
-    page = settings.report.page
-    with progress(people) as say, steps_told(local_folder(settings.publish.path), say) as begin:
+    page, is_parquet = settings.report.page, settings.publish.format == "parquet"
+    folder = local_folder(settings.publish.path) if is_parquet else None  # a table keeps no files of ours
+    with progress(people) as say, step_log(folder, say) as begin:
         say("starting Spark")
         spark, source, engine = opened(settings)
-        place = Place(spark, settings.publish.path) if settings.publish.format == "parquet" else None
-        public = without_secrets(settings.model_dump(mode="json"))  # run.json lies beside the rows, for all readers
+        place = Place(spark, settings.publish.path) if is_parquet else None
+        public = without_secrets(settings.model_dump(mode="json"))  # run.json is beside the rows, for all to read
         try:
             with columns_in_toml():
                 result = jobs.run(
@@ -143,8 +145,7 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
                     options=settings.publish.options,
                 ).to_dict()  # fmt: skip
         except NothingNew as nothing:
-            told = {"version": nothing.version, "nothing_new": str(nothing)}
-            return {**_document(place, nothing.version), **told}
+            return {**_document(place, nothing.version), "version": nothing.version, "nothing_new": str(nothing)}
         report = None
         if page != "off" and place is not None:
             report = _leave_page(spark, result["path"], {**result, "settings": public})
@@ -152,7 +153,7 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
 
 
 def _document(output: Any, version: int) -> dict[str, Any]:
-    """What a version that is published said of itself; nothing if it is in a table."""
+    """The run.json of a published version; empty if it was published to a table."""
     from onefold.spark.publish import REPORT, RUN
     from onefold.spark.sinks.parquet import version_folder
 
@@ -164,7 +165,7 @@ def _document(output: Any, version: int) -> dict[str, Any]:
 
 
 def _leave_page(spark: Any, path: str, document: dict[str, Any]) -> str | None:
-    """Write the page of a complete run beside its rows, wherever they are; None, and a line, if that cannot be."""
+    """Write the page of a complete run beside its rows; on failure print a line and return None."""
     from onefold.report.page import RunReport
     from onefold.spark.files import Place
     from onefold.spark.publish import REPORT

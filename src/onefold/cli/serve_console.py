@@ -19,26 +19,31 @@ if TYPE_CHECKING:
     from onefold.report.console.watch import Watched
 
 ROWS_MAX: Final = 50
-"""How many rows are looked at; of each reason among them one is given."""
+"""How many rejected rows are read; one of each reason is shown."""
 COLUMNS_MAX: Final = 12
 CELL_CHARS_MAX: Final = 60
 
 
 def console(
-    run: Annotated[list[Path] | None, Option(metavar="DIR", help="Folder of a run or stream; may be repeated.")] = None,
+    run: Annotated[
+        list[Path] | None, Option(metavar="DIR", help="Output folder of a run or stream; repeatable.")
+    ] = None,
     server: Annotated[
         list[str] | None,
-        Option(metavar="URL", help="A server, or a stream with --metrics: http://127.0.0.1:7654; may be repeated."),
+        Option(metavar="URL", help="A server, or a stream with --metrics: http://127.0.0.1:7654; repeatable."),
     ] = None,
-    server_token_file: Annotated[Path | None, Option(help="A file with the token that these servers want.")] = None,
+    server_token_file: Annotated[
+        Path | None, Option(exists=True, dir_okay=False, help="File with the token for these servers.")
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 7658,
     token_file: TokenFile = None,
     json: AsJson = False,
 ) -> None:
-    """Show running pipelines and servers in a browser: rates, open gaps, state, what was rejected, and reports.
+    """Show running pipelines and servers in a browser: rates, open gaps, memory, rejected rows, and reports.
 
-    It only reads, and can be started and stopped at any time, also before what it shows. Ctrl-C and SIGTERM stop it.
+    The console only reads. It can be started and stopped at any time, also before the pipelines. Ctrl-C and SIGTERM
+    stop it.
     """
     opened = opened_console(
         run or [], server or [], host=host, port=port, token=read_token(token_file),
@@ -53,7 +58,7 @@ def opened_console(
     runs: Sequence[Path], servers: Sequence[str], *, host: str = "127.0.0.1", port: int = 7658,
     token: str | None = None, server_token: str | None = None,
 ) -> ConsoleServer:  # fmt: skip
-    """The server of a console, with rejected rows from the files and answers from Spark, where that is installed."""
+    """The console's server, with rejected rows from Parquet files, and `explain` if Spark is installed."""
     from onefold.report.console.app import ConsoleServer
     from onefold.report.console.watch import Folder, WatchedServer
     from onefold.stores.addresses import is_far
@@ -83,13 +88,13 @@ def _explain(folder: Path, words: str) -> dict[str, Any]:
 
 
 def reject_rows(folder: Path) -> list[tuple[str, str]]:
-    """A reason and a row of it as text, for each reason that is found; what cannot be read has none."""
+    """One row as text for each reason found; empty if the rows cannot be read."""
     if not find_spec("pyarrow"):
         return []
     import pyarrow as pa
     import pyarrow.dataset as ds
 
-    marked = not (folder / "rejects").is_dir()  # then the rejected rows are among the others
+    marked = not (folder / "rejects").is_dir()  # then rejected rows are among the others
     samples: dict[str, str] = {}
     try:
         rows = ds.dataset(folder / ("messages" if marked else "rejects"), format="parquet")
@@ -106,6 +111,6 @@ def reject_rows(folder: Path) -> list[tuple[str, str]]:
             reason = str(row.pop("reason"))
             cells = (f"{name} {'null' if cell is None else str(cell)[:CELL_CHARS_MAX]}" for name, cell in row.items())
             samples.setdefault(reason, ", ".join(cells))
-    except (OSError, ValueError, OverflowError, pa.ArrowException):  # a date that Python has none for, too
+    except (OSError, ValueError, OverflowError, pa.ArrowException):  # also a date that Python cannot represent
         return []
     return list(samples.items())

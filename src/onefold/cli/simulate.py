@@ -1,6 +1,6 @@
 """``onefold simulate``: faulty traffic from one seed, written with the truth beside it.
 
-Those defaults of `onefold.testing.traffic` that are said again here: to import it would import Arrow, for a help text.
+Some defaults of `onefold.testing.traffic` are repeated here: importing it imports Arrow, which help does not need.
 """
 
 from collections.abc import Mapping
@@ -23,37 +23,37 @@ USUAL = Faults()
 def simulate(
     out: Annotated[Path, Argument(help="A folder that does not exist or is empty.")],
     ids: Annotated[
-        bool, Option("--ids", help="A day of events with a UUID, as JSON lines, instead of chains with numbers.")
+        bool, Option("--ids", help="Instead of chains: a day of events with a UUID, as JSON lines.")
     ] = False,
-    rows: Annotated[int, Option(help="How many rows arrive, copies and damaged ones too.")] = 10_000,
-    chains: Annotated[int, Option(help="How many senders number their messages, such as devices.")] = 100,
+    rows: Annotated[int, Option(help="Rows that arrive, including copies and damaged ones.")] = 10_000,
+    chains: Annotated[int, Option(help="Senders that number their messages, such as devices.")] = 100,
     seed: Annotated[int, Option(help="The same seed and settings make the same traffic.")] = 1,
     format: Annotated[
-        Literal["parquet", "jsonl"] | None, Option(help="How the rows are written. Default: parquet; with --ids jsonl.")
+        Literal["parquet", "jsonl"] | None, Option(help="Format of the rows. Default: parquet; with --ids jsonl.")
     ] = None,
-    files: Annotated[int, Option(help="How many files they are spread over.")] = 1,
+    files: Annotated[int, Option(help="Number of files to write.")] = 1,
     copies: Annotated[Share, Option(help="Share of messages that arrive again, from 0 to 1.")] = USUAL.copies,
-    reorder: Annotated[Share, Option(help="Share of messages that come late.")] = USUAL.reorder,
+    reorder: Annotated[Share, Option(help="Share of messages that arrive late.")] = USUAL.reorder,
     losses: Annotated[Share, Option(help="Share of messages that never arrive.")] = USUAL.losses,
     late_heads: Annotated[
-        Share, Option(help="Share of chains whose first message comes after its successor.")
+        Share, Option(help="Share of chains whose first message arrives after the second.")
     ] = USUAL.late_heads,
     no_previous: Annotated[
-        Share, Option(help="Share of chains whose messages never name the one before.")
+        Share, Option(help="Share of chains whose messages do not name the previous one.")
     ] = USUAL.no_previous,
     poisoned: Annotated[Share, Option(help="Share of chains that get a row from the far future.")] = USUAL.poisoned,
     malformed: Annotated[Share, Option(help="Share of rows that are damaged.")] = USUAL.malformed,
     text_numbers: Annotated[bool, Option("--text-numbers", help="Write numbers as text, as CSV does.")] = False,
-    skew: Annotated[float, Option(help="How unequal the chains are: 0 equal, 1 a few very long.")] = 0.0,
+    skew: Annotated[float, Option(help="Inequality of the chains: 0: equal, 1: a few very long ones.")] = 0.0,
     devices: Annotated[
-        int, Option(min=0, help="Instead of chains: readings of so many devices, each with a running number.")
+        int, Option(min=0, help="Instead of chains: readings of this many devices, each with a running number.")
     ] = 0,
-    reboots: Annotated[int, Option(min=0, help="With --devices: how often a counter begins anew, in all.")] = 0,
-    conflicts: Annotated[Share, Option(help="With --ids: share of copies that contradict the first.")] = 0.01,
-    late: Annotated[Share, Option(help="With --ids: share of copies that come more than an hour later.")] = 0.02,
+    reboots: Annotated[int, Option(min=0, help="With --devices: how often counters restart, in total.")] = 0,
+    conflicts: Annotated[Share, Option(help="With --ids: share of copies with other content than the first.")] = 0.01,
+    late: Annotated[Share, Option(help="With --ids: share of copies that arrive more than an hour later.")] = 0.02,
     as_json: AsJson = False,
 ) -> None:
-    """Make faulty traffic of which the truth is known: OUT/messages is what arrived, OUT/truth what is true of it."""
+    """Make faulty traffic with known truth: OUT/messages is what arrived, OUT/truth the verdicts and losses."""
     from onefold.testing.traffic import Traffic, make, write
 
     if ids:
@@ -61,10 +61,9 @@ def simulate(
             "--chains": chains != 100, "--losses": losses != USUAL.losses, "--no-previous": no_previous,
             "--late-heads": late_heads != USUAL.late_heads, "--poisoned": poisoned, "--malformed": malformed,
             "--text-numbers": text_numbers, "--skew": skew, "--devices": devices, "--reboots": reboots,
-        }, "is for chains, and --ids are none")  # fmt: skip
+        }, "cannot be combined with --ids")  # fmt: skip
         shares = {"copies": copies, "reorder": reorder, "conflicts": conflicts, "late": late}
-        _simulate_ids(out, seed, rows, shares, format or "jsonl", files, as_json)
-        return
+        return _simulate_ids(out, seed, rows, shares, format or "jsonl", files, as_json)
     refuse({"--conflicts": conflicts != 0.01, "--late": late != 0.02}, "needs --ids")
     faults = Faults(
         copies=copies, reorder=reorder, losses=losses, no_previous=no_previous, poisoned=poisoned, malformed=malformed,
@@ -72,7 +71,8 @@ def simulate(
     )  # fmt: skip
     kind = format or "parquet"
     if devices:
-        refuse({"--chains": chains != 100, "--text-numbers": text_numbers, "--skew": skew}, "is not for --devices")
+        of_chains = {"--chains": chains != 100, "--text-numbers": text_numbers, "--skew": skew}
+        refuse(of_chains, "cannot be combined with --devices")
         result = _readings(seed, rows, devices, reboots, faults)
     else:
         refuse({"--reboots": reboots}, "needs --devices")

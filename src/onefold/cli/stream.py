@@ -1,4 +1,4 @@
-"""A pipeline in stream mode: shown while it goes, stopped cleanly."""
+"""A pipeline in stream mode: progress while it runs, and a clean stop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.live import Live
 from rich.table import Table
 
-from onefold.cli.output import BatchLines, json_text, local_folder, people, replace_file
+from onefold.cli.output import BatchLines, emit_json, json_text, local_folder, people, replace_file
 from onefold.errors import Misuse
 from onefold.net.process import stopped_by_signals
 from onefold.report import text
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None) -> int:
-    """Run the stream of these settings until it ends or is asked to stop; the exit code."""
+    """Run the stream until it ends or is asked to stop; return the exit code."""
     from onefold.cli.pipeline import engine_of
 
     stop = threading.Event()
-    with ExitStack() as ways:
-        tellers = [ways.enter_context(_on_screen(ENGINES[settings.judge.engine].remembers))]
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(_on_screen(ENGINES[settings.judge.engine].remembers))]
         if metrics is not None:
-            tellers.append(ways.enter_context(_metrics(metrics)))
-        tellers.append(ways.enter_context(_in_folder(settings, stop)))
-        if json:  # last: who reads the line finds the batch everywhere else
-            tellers.append(lambda progress: _line({"event": "batch", **progress.to_dict()}))
-        last = _run(settings, stop, lambda progress: [tell(progress) for tell in tellers])
+            listeners.append(stack.enter_context(_metrics(metrics)))
+        listeners.append(stack.enter_context(_in_folder(settings, stop)))
+        if json:  # last, so that a reader of the line finds the batch everywhere else
+            listeners.append(lambda progress: emit_json({"event": "batch", **progress.to_dict()}, indent=None))
+        last = _run(settings, stop, lambda progress: [listener(progress) for listener in listeners])
     if json:
-        _line({"event": "stopped" if stop.is_set() else "end", **last.to_dict()})
+        emit_json({"event": "stopped" if stop.is_set() else "end", **last.to_dict()}, indent=None)
     people.print(text.books(last.tally, settings.judge.engine))
     people.print(text.banner(last.tally))
     output = settings.publish.path
@@ -47,23 +47,23 @@ def stream(settings: Settings, *, strict: bool, json: bool, metrics: int | None)
         output = str(parse(output))  # without the password
     people.lines(f"{'stopped' if stop.is_set() else 'all read'}; published in {output}")
     if last.held:
-        people.print(f"{last.held:,} messages are held back in the checkpoint, in no book yet")
+        people.print(f"{last.held:,} messages are held back in the checkpoint, not yet in the books")
     aside = [f"set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}" for file in last.set_aside]
     for line in [*(f"{line}; its rows are unknown" for line in aside), *last.changed]:
         people.lines(text.foreign(line, 500).plain, style="yellow")
-    untold = [untold._asdict() for untold in engine_of(settings).cannot_tell(last.tally)]
-    people.lines(*text.cannot_tell({"cannot_tell": untold}, toml=True))
+    unclear = [each._asdict() for each in engine_of(settings).cannot_tell(last.tally)]
+    people.lines(*text.cannot_tell({"cannot_tell": unclear}, toml=True))
     _leave_page(settings, last)
     unsure = last.tally.count(Verdict.UNSURE) or last.tally.count(Verdict.REJECT)
     return 1 if last.set_aside or (strict and (unsure or last.gaps or last.changed)) else 0
 
 
 ROWS_DRAWN_MAX = 20_000_000
-"""Of a stream that published more than this, the page has the books alone: drawing it reads all rows once."""
+"""Above this number of rows the page shows only the books, because its figures need a pass over all rows."""
 
 
 def _leave_page(settings: Settings, last: Progress) -> None:
-    """Write the page of a stream beside its batches, from which it is made, if they are in a folder of this machine."""
+    """Write the page of a stream beside its batches, if they are in a local folder."""
     from onefold.cli.report import PAGE
     from onefold.report.documents import STREAM
     from onefold.report.page import RunReport
@@ -82,7 +82,7 @@ def _leave_page(settings: Settings, last: Progress) -> None:
 
 
 def _leave_figures(settings: Settings, folder: Path, last: Progress) -> None:
-    """What the page draws besides the books, taken from all that was published; where it says verdicts."""
+    """Write the figures of the page besides the books, from all published rows that have verdicts."""
     from onefold.cli.pipeline import figures_of, opened
     from onefold.spark.figures import stream_document
     from onefold.spark.publish import FIGURES
@@ -107,7 +107,7 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
 
     judge, publish = settings.judge, settings.publish
     if publish.checkpoint == "auto" and not publish.is_folder:
-        raise Misuse('publish.checkpoint: is "auto", must be a folder: a table of a database or catalogue has no place')
+        raise Misuse('publish.checkpoint: is "auto", must be a folder: a table has no folder beside it')
     checkpoint = checkpoint_of(settings)
     output = [("publish.path", publish.path)] if publish.is_folder else []
     refuse_overlap([("source.path", settings.source.path)], [("publish.checkpoint", checkpoint), *output])
@@ -121,7 +121,7 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
         ordered_wait_ms=None if judge.order_wait_ms == "off" else int(judge.order_wait_ms),
         order_end=judge.order_end,
     )
-    with stopped_by_signals(stop):  # after Spark, which has its own idea of Ctrl-C
+    with stopped_by_signals(stop):  # after Spark, which installs its own handler for Ctrl-C
         return run_stream(
             spark, source, engine, streaming, publish.path, format=publish.format, strategy=publish.strategy,
             options=publish.options,
@@ -131,7 +131,7 @@ def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], A
 
 @contextmanager
 def _on_screen(keys: str) -> Iterator[Callable[[Progress], None]]:
-    """On a terminal a table that stays in place, elsewhere a plain line per batch."""
+    """A live table on a terminal, elsewhere a line per batch."""
     if not people.is_terminal:
         yield lambda progress: people.print(_sentence(progress, keys), markup=False)
         return
@@ -173,13 +173,13 @@ def _table(progress: Progress, keys: str) -> Table:
 
 @contextmanager
 def _in_folder(settings: Settings, stop: threading.Event) -> Iterator[Callable[[Progress], None]]:
-    """A line in the folder of the stream for each batch, and one for the end; other sinks are no folders."""
+    """Write progress.jsonl: a line per batch, and one at the end. Only for local Parquet output."""
     folder = local_folder(settings.publish.path) if settings.publish.format == "parquet" else None
     if folder is None:
         yield lambda progress: None
         return
     lines = BatchLines(folder)
-    begun = False  # not before the first batch is the folder known to be a stream's
+    begun = False  # before the first batch the folder may not be signed
 
     def tell(progress: Progress) -> None:
         nonlocal begun
@@ -212,14 +212,10 @@ def _metrics(port: int) -> Iterator[Callable[[Progress], None]]:
             messages.labels(str(verdict)).set(progress.tally.count(verdict))
         for name, gauge in gauges.items():
             value = getattr(progress, name)
-            gauge.set(float("nan") if value is None else value)  # not every source can say how far behind it is
+            gauge.set(float("nan") if value is None else value)  # not every source knows its backlog
 
     try:
         yield tell
     finally:
         server.shutdown()
         thread.join()
-
-
-def _line(document: dict[str, Any]) -> None:
-    print(json_text(document), flush=True)

@@ -1,12 +1,11 @@
-"""``onefold window``: how long copies must be remembered, by the data itself."""
+"""``onefold window``: measure how long ids must be remembered."""
 
 from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from onefold.cli.check import refuse_without
 from onefold.cli.mistakes import are_small, format_of, refuse_mistakes
-from onefold.cli.options import Format, ReaderOption, names_of, reader_options
+from onefold.cli.options import Format, ReaderOption, names_of, reader_options, refuse
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import Misuse
 from onefold.report import advice
@@ -17,48 +16,48 @@ def window(
     key: Annotated[
         str | None,
         Option(
-            help="What names a message. Default: --chain and --number, if they are named; else all but time and order."
+            help="The columns that name a message. Default: --chain and --number if named, else all but time and order."
         ),
     ] = None,
     id: Annotated[
         str | None,
         Option(
-            help="The id: the columns that copies share. With it, --time is when the event happened, the same in all "
-            "copies, and --order when a row came in."
+            help="The id: the columns that all copies share. Then --time is when the event happened, the same in all "
+            "copies, and --order is when a row came in."
         ),
     ] = None,
     time: Annotated[
         str | None,
-        Option(help="Column of the time: Unix ms, or a time (timestamp, ISO). Default: arrival; with --id, --order."),
+        Option(help="The time column: Unix ms, or a time (timestamp, ISO 8601). Default: arrival; with --id, --order."),
     ] = None,
-    order: Annotated[str | None, Option(help="Column with when a row came in: shows how late rows are.")] = None,
+    order: Annotated[str | None, Option(help="The column with when a row came in: shows how late rows are.")] = None,
     quantile: Annotated[
         list[float] | None,
-        Option(help="Also say which window catches this share of copies, such as 0.95; may be repeated."),
+        Option(help="Also show the window that catches this share of copies, such as 0.95; repeatable."),
     ] = None,
     chain: Annotated[str | None, Option(help="The columns that name a chain of numbered messages.")] = None,
     number: Annotated[
-        str | None, Option(help="With --chain: the column of its number, or two, timestamp and sequence.")
+        str | None, Option(help="With --chain: the column of the number, or two: timestamp,sequence.")
     ] = None,
     previous: Annotated[
-        str | None, Option(help="With --chain: the number of the message before, in as many columns.")
+        str | None, Option(help="With --chain: the number of the previous message, in as many columns.")
     ] = None,
     format: Format = "auto",
     option: ReaderOption = None,
-    master: Annotated[str, Option(help="Where Spark runs.")] = "local[*]",
+    master: Annotated[str, Option(help="Spark master; local[*]: this machine, all cores.")] = "local[*]",
     json: AsJson = False,
 ) -> None:
-    """Measure how long after their firsts copies come, and say which window catches 99, 99.9 and 99.99 % of them.
+    """Measure how long after the first message its copies come, and which window catches 99, 99.9 and 99.99 % of them.
 
-    Beside each window: how many copies it would count again, how many ids it has to remember, and what a memory of gaps
-    needs instead. The lags are exact.
+    For each window it shows how many copies would count again, how many ids must be remembered, and what a memory of
+    gaps would need instead. The lags are exact.
     """
     from onefold.spark.ingest import read
     from onefold.spark.session import session
     from onefold.spark.window import SHARES, WindowColumns, advise_window
 
     if id is not None:
-        refuse_without({"--key": (key, None), "--chain": (chain, None)}, "no --id")
+        refuse({"--key": key, "--chain": chain}, "cannot be combined with --id")
         time, order = (order, None) if time is None and order is not None else (time, order)
     names, time = id or key, time or "arrival"
     columns = WindowColumns(key=None if names is None else names_of(names), time=time, order=order)
@@ -80,11 +79,10 @@ def window(
 
 
 def _chains(chain: str | None, number: str | None, previous: str | None) -> Any:
-    """The columns of numbered messages, if they are named."""
     from onefold.spark.columns import ChainColumns
 
     if chain is None:
-        refuse_without({"--number": (number, None), "--previous": (previous, None)}, "--chain")
+        refuse({"--number": number, "--previous": previous}, "needs --chain")
         return None
     usual = ChainColumns(arrival=None)
     own = (usual.timestamp, usual.sequence) if number is None else _pair("--number", number)

@@ -1,4 +1,4 @@
-"""What a run looks like: its figures in, text out. Made from the tally and samples, never from the whole data."""
+"""Reports of runs: from the figures and samples of a run to text and pages, never from its rows."""
 
 from typing import TYPE_CHECKING
 

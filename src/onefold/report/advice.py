@@ -1,7 +1,7 @@
-"""The advice on a window as a person reads it: how late copies come, what each window costs and leaks, which to take.
+"""The advice on a window as text: how late copies come, what each window costs and misses, which one to take.
 
-Input is the plain document of ``onefold window --json``. Spans are rounded up: whoever takes one at its word catches no
-less.
+Input is the document of ``onefold window --json``. Spans are rounded up, so a window that is taken from the text
+catches no less.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ WHY: Final = {
 }
 
 TAIL_TIMES: Final = 10
-"""From so many times the window on, it is worth a line that the last copies cost so much."""
+"""From this ratio of windows on, a line says how much the last copies cost."""
 COLUMNS_CHARS_MAX: Final = 200
 WORST_SHOWN: Final = 5
 
@@ -47,12 +47,12 @@ def summary(advice: Mapping[str, Any]) -> Iterator[Text]:
     for reason, count in advice["unusable"].items():
         yield Text(f"not used: {many(count, 'row')}: {WHY[reason]}", style="yellow")
     if advice["rows"] and advice["from_ms"] >= 0 and advice["to_ms"] < SECONDS_BELOW:
-        yield Text("all times are before 1973: if they are seconds, every span here is too short", style="yellow")
+        yield Text("all times are before 1973: if they are in seconds, all spans here are too short", style="yellow")
     if advice["skewed"]["copies"]:
         most = span(advice["skewed"]["most_ms"])
         yield Text(
-            f"copies that bear a time before that of their first: {advice['skewed']['copies']:,}, by up to {most}: "
-            "clocks do not agree; they count as a lag of 0",
+            f"copies with a time before that of their first: {advice['skewed']['copies']:,}, by up to {most}: "
+            "clocks do not agree; their lag counts as 0",
             style="yellow",
         )
     if copies:
@@ -60,8 +60,8 @@ def summary(advice: Mapping[str, Any]) -> Iterator[Text]:
         yield Text(f"a copy {what}: {_spread(advice['lags'])}")
     if advice.get("apart"):
         yield Text(
-            f"{many(advice['apart'], 'copy bears', 'copies bear')} another time than the first: by {advice['time']} "
-            "they count again, unless they fall into the same sixteenth of the window; leave the time out",
+            f"{many(advice['apart'], 'copy has', 'copies have')} another time than the first: by {advice['time']} they "
+            "count again, unless they fall into the same sixteenth of the window; leave the time out",
             style="yellow",
         )
     if advice["late"] is not None:
@@ -103,46 +103,46 @@ def notes(advice: Mapping[str, Any]) -> Iterator[Text]:
         yield Text(f"the tail is long: {shares} the window grows {times:,.0f} times, its state {more:,.1f} times")
     if is_shared:
         yield Text(
-            "unsure: copies that are older than the window; late: new events that are, and unsure too", style="dim"
+            "unsure: copies older than the window; late: new events older than the window, also unsure", style="dim"
         )
     else:
-        yield Text("leaks: copies that come after the window, and count again; at most so many", style="dim")
+        yield Text("leaks: copies that come after the window and count again, at most", style="dim")
     if is_ids:
         yield Text("state: at the peak, 16 bytes an id, 24 with content", style="dim")
     else:
         yield Text("state: at the peak, 24 bytes an id; a store adds to it, Spark's about 70 bytes an id", style="dim")
     yield Text("watermark: the delay for dropDuplicatesWithinWatermark, which keeps ids twice as long", style="dim")
     if advice["order"] is None:
-        yield Text("  if rows come in the order of their time; --order says it if they do not", style="dim")
+        yield Text("  if rows come in the order of their time; if not, name the order with --order", style="dim")
 
 
 def recommendation(advice: Mapping[str, Any]) -> str:
     if not advice["windows"]:
-        return "there are no copies: by this data no window is needed"
+        return "there are no copies: this data needs no window"
     best, intervals = max(advice["windows"], key=lambda row: row["share"]), advice["intervals"]
     if advice.get("engine") == "ids" and advice["order"] is None and not advice["lags"]["most_ms"]:
         return (
-            f"every copy bears the {advice['time']} of its first, so it is when the event happened: name the column of "
+            f"every copy has the {advice['time']} of its first, so it is when the event happened: name the column with "
             "when a row came in, --order COLUMN"
         )
     ids = f"{many(best['ids'], 'id')} at once"
-    window = f"a window of {span(best['window_ms'])} ({best['window_ms']:,} ms)"
-    catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}, leaks {best['leaked']:,}"
+    catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}"
+    leaks = f"leaks {best['leaked']:,}"
     if advice.get("engine") == "ids":
         if by_shared_time(advice):
             late = f" and {many(best['unsure'], 'late event')}" if best["unsure"] else ""
-            catches = f"catches {best['caught']:,} of {many(advice['copies'], 'copy', 'copies')}, leaves"
-            catches = f"{catches} {best['leaked']:,}{late} unsure"
-        return f'take window = "{setting(best["window_ms"])}": it {catches}, and remembers {ids}'
+            leaks = f"leaves {best['leaked']:,}{late} unsure"
+        return f'take window = "{setting(best["window_ms"])}": it {catches}, {leaks}, and remembers {ids}'
+    costs = f"{catches}, {leaks}, and remembers {ids}"
+    window = f"a window of {span(best['window_ms'])} ({best['window_ms']:,} ms)"
     if "why_not" not in intervals and intervals["entries"] < best["ids"]:
-        entries, verb = intervals["entries"], "remembers" if intervals["entries"] == 1 else "remember"
-        remembered = f"{many(entries, 'entry', 'entries')} {verb}"
-        return f"judge by numbers: {remembered} everything and nothing leaks; {window} {catches}, and remembers {ids}"
-    return f"take {window}: it {catches}, and remembers {ids}"
+        remember = many(intervals["entries"], "entry remembers", "entries remember")
+        return f"judge by numbers: {remember} everything and nothing leaks; {window} {costs}"
+    return f"take {window}: it {costs}"
 
 
 def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
-    """What a check of ids tells of the copies: how many, through whom, how late, which ids, which contradictions."""
+    """The copies that a check of ids found: how many, from where, how late, which ids, which conflicts."""
     if not answers["copies"]:
         return
     worst = answers["worst"]
@@ -157,7 +157,7 @@ def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
         rows = [(foreign(each["first"]), foreign(each["copy"]), f"{each['copies']:,}") for each in places]
         yield table(f"first in {through}", f"again in {through}", ">copies", rows=rows)
     elif places[0]["first"]:
-        yield foreign(f"all of them within {through} {places[0]['first']}", COLUMNS_CHARS_MAX)
+        yield foreign(f"all within {through} {places[0]['first']}", COLUMNS_CHARS_MAX)
     lags = answers["lags"]
     if "why_not" in lags:
         yield foreign(f"how long after their firsts: {lags['why_not']}", COLUMNS_CHARS_MAX)
@@ -167,7 +167,7 @@ def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
         yield Text(f"a window would have caught: {', '.join(caught)}")
     conflicts = answers["conflicts"]
     if not conflicts["columns"]:
-        yield Text("whether their content differs: not compared; --payload COLUMN,... would tell")
+        yield Text("content was not compared; --payload COLUMN,... compares it")
     if conflicts["copies"]:
         columns = ", ".join(f"{name} ({count:,})" for name, count in conflicts["columns"].items() if count)
         text = f"{many(conflicts['copies'], 'copy', 'copies')} with other content than the first, in: {columns}"
@@ -176,7 +176,7 @@ def copies(answers: Mapping[str, Any]) -> Iterator[Text | Table]:
 
 
 def _within(lags: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """The lines of the table of lags, from the first to the last that tells anything."""
+    """The rows of the table of lags, up to the last that adds copies."""
     before, total = 0, lags["count"]
     for ms, count in [*lags["within"], (lags["most_ms"], total)]:
         if count > before:
@@ -186,7 +186,7 @@ def _within(lags: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def span(ms: int) -> str:
-    """How long it is, in the unit that says it best, rounded up.
+    """A duration in its best unit, rounded up.
 
     >>> span(950), span(59_983), span(60_000), span(5_400_001), span(0)
     ('950 ms', '59.99 s', '1 min', '1.51 h', '0 ms')
@@ -213,7 +213,7 @@ def _spread(lags: Mapping[str, Any]) -> str:
 
 
 def _percent(share: float) -> str:
-    """The share as it was asked for.
+    """A share in percent, without rounding.
 
     >>> _percent(0.9999), _percent(0.29), _percent(1)
     ('99.99 %', '29 %', '100 %')

@@ -1,4 +1,4 @@
-"""A comparison of two tables, and the audit of a run, as a person reads them. Input is the plain form, as in JSON."""
+"""A comparison of two tables, and the audit of a run, as text. Input is the JSON document."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -9,17 +9,17 @@ from onefold.report.text import foreign, many
 
 ROW_CHARS_MAX: Final = 200
 CHANGE_CHARS_MAX: Final = 600
-"""Of a row of two tables that differs, which names each column twice."""
+"""For a row that differs between two tables: each column has two values."""
 
 FILES_SHOWN_MAX: Final = 20
 FILE_CHARS_MAX: Final = 500
-"""How much of a line about a file is shown: a path may be long."""
+"""The longest line about a file."""
 
 SIDES: Final = {"only_a": "only in A", "only_b": "only in B", "differing": "differs", "doubled": "doubled"}
-"""What is wrong with a row of two tables, by where a comparison names it; with a peer it is only here, or there."""
+"""The words for the kinds of differences between two tables."""
 CELL_CHARS_MAX: Final = 60
 SAME_CHARS: Final = 12
-"""How much of what is equal stands before the place where two long texts begin to differ."""
+"""How many equal characters are shown before the first difference of two long texts."""
 
 KINDS: Final = {
     "missing": "in the source, not published",
@@ -49,7 +49,7 @@ def samples(summary: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def row_text(row: Mapping[str, Any]) -> str:
-    """A row in words; of two that differ, what does; of one that is doubled, how often it is where.
+    """A row as text; for a pair that differs, the differences; for a doubled row, its counts.
 
     >>> row_text({"device": "a", "ts": 5, "body": None})
     'device a, ts 5, body null'
@@ -116,7 +116,7 @@ def audited(audit: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def files_read(manifest: Mapping[str, Any]) -> Iterator[Text]:
-    """What is known of the files of a source without its reader: their rows, and what is wrong with which."""
+    """The independent count of a source's rows, and the files that could not be read or changed."""
     if manifest["not_counted"]:
         yield foreign(f"rows were not counted independently: {manifest['not_counted']}", ROW_CHARS_MAX)
     elif manifest["rows"] is not None:
@@ -136,7 +136,7 @@ def files_read(manifest: Mapping[str, Any]) -> Iterator[Text]:
         line = f"  set aside: {file['path']}, {file['size']:,} bytes: {file['trouble']}; its rows are unknown"
         yield Text(foreign(line, FILE_CHARS_MAX).plain, style="yellow")
     for line in manifest["changed"][:FILES_SHOWN_MAX]:
-        yield Text(foreign(f"  changed meanwhile: {line}", FILE_CHARS_MAX).plain, style="yellow")
+        yield Text(foreign(f"  changed during the run: {line}", FILE_CHARS_MAX).plain, style="yellow")
     more = sum(max(0, len(manifest[name]) - FILES_SHOWN_MAX) for name in ("set_aside", "changed"))
     if more:
         yield Text(f"  and {more:,} more files", style="dim")

@@ -1,13 +1,12 @@
-"""The charts of a run as SVG, made here: small, crisp, without a script, and readable where they are put.
+"""The charts of a run as SVG, without scripts.
 
-A `Chart` knows its words too: a title, and a sentence that says what can be seen, for those who cannot see it. Colours
-are classes, which the style sheet of the page, or the one that a chart outside of the page carries along, gives a light
-and a dark value. Bars of one colour are one path: a chart of sixty bars in four colours is four paths.
+A `Chart` has a title and a sentence that describes it, for screen readers. Colours are CSS classes with a light and a
+dark value, from the style sheet of the page, or inside a chart that is used elsewhere. Bars of one colour are one path:
+a chart of sixty bars in four colours is four paths.
 
-Of the gap map each key is a strip of what was seen and what was not, the worst first. Strips over time share one axis,
-so that an outage that hit many keys stands out as a column. Numbers that only mean something within a key (sequences,
-counters) have an axis of their own per key. A range is drawn at least a hair wide: one lost message among millions is
-still there to be seen.
+The gap map has a strip per key, the worst first, with what was seen and what was not. Strips over time share an axis,
+so an outage of many keys shows as a column. Sequences and counters, which have no meaning across keys, have an axis
+per key. Each range has a minimum width, so one lost message among millions is visible.
 """
 
 import math
@@ -24,11 +23,11 @@ from onefold.report.documents import VERDICTS, ReportPart, VerdictTable, named
 from onefold.report.text import brief, many, moment, place, share, size, span
 
 WIDE, NARROW = 1000, 350
-"""For a page and for a phone: letters in a chart that is shrunk cannot be read."""
+"""For a page and for a phone, because scaled-down letters cannot be read."""
 LETTER: Final = 6.6
-"""How wide a letter of the labels is, about."""
+"""The approximate width of a letter."""
 LABELS: Final = 16
-"""How high a line of labels is."""
+"""The height of a line of labels."""
 TIME_STEPS: Final = tuple(
     unit * n
     for unit, times in (
@@ -41,7 +40,7 @@ TIME_STEPS: Final = tuple(
     for n in times
 )
 SPAN_TICKS: Final = (1, 10, 100, 1_000, 10_000, 60_000, 600_000, 3_600_000, 21_600_000, 86_400_000, 604_800_000)
-"""Where a span of time is labelled: milliseconds, seconds, minutes, hours, days."""
+"""The labels of a logarithmic axis of milliseconds, seconds, minutes, hours, days."""
 Tick = tuple[float, str]
 BINS_MAX: Final = 240
 BATCHES_MAX: Final = 500
@@ -49,23 +48,23 @@ PHASES_MAX: Final = 30
 MARKED: Final = ("0.5", "0.99", "0.999")
 """Quantiles of the lags that are marked."""
 LEFT: Final = 54
-"""Where the plots begin: there is room for a number before them."""
+"""The left edge of plots, after a number."""
 KINDS: Final = {
     "missing": "missing: known to exist, never arrived",
     "forgotten": "forgotten: its memory was given up",
     "unfillable": "unfillable: asked for, and given up",
 }
-"""What can be wrong with a range; the names are those of the colours."""
+"""The kinds of missing ranges; also the names of the colours."""
 STRIPS_MAX: Final = 300
 RANGES_MAX: Final = 40
 KEY_CHARS_MAX: Final = 40
 KEY_COLUMNS_MAX: Final = 8
 HAIR: Final = 1.5
-"""The least width of a range, in units of the picture."""
+"""The minimum width of a range, in units of the picture."""
 UNITS: Final = 1000
-"""How wide the picture of a strip is before it is stretched to its place."""
+"""The width of a strip before it is stretched."""
 DRAWN_MAX: Final = 25
-"""How many strips the chart for notebooks has, and how many of a page are not folded."""
+"""How many strips a chart shows, and how many of a page are not folded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +72,12 @@ class Chart:
     name: str
     title: str
     told: str
-    """What can be seen in it, in a sentence."""
+    """What the chart shows, in a sentence."""
     width: float
     height: float
     body: Markup = field(repr=False)
     stretched: bool = False
-    """Whether it takes any shape that it is given; then it holds no words."""
+    """Whether it may be stretched; then it holds no text."""
 
     @property
     def inline(self) -> Markup:
@@ -86,14 +85,14 @@ class Chart:
 
     @property
     def decoration(self) -> Markup:
-        """For a place where the words beside it say the same."""
+        """Hidden from screen readers, for places where the text says the same."""
         return Markup(
             '<svg class="chart" viewBox="0 0 {w} {h}" width="{w}" height="{h}" aria-hidden="true">{b}</svg>'
         ).format(w=_n(self.width), h=_n(self.height), b=self.body)
 
     @property
     def svg(self) -> str:
-        """A picture that stands by itself."""
+        """A picture with its own style sheet."""
         return str(self._drawn(Markup("<style>{}</style>").format(Markup(palette()))))  # noqa: S704  # our own file
 
     def _repr_svg_(self) -> str:
@@ -117,7 +116,7 @@ def palette() -> str:
 
 
 def _n(value: float) -> str:
-    """A coordinate, without digits that nobody sees."""
+    """A coordinate with one decimal at most."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -135,13 +134,13 @@ def line(x1: float, y1: float, x2: float, y2: float, kind: str = "rule") -> Mark
 
 
 def label(x: float, y: float, text: str, kind: str = "start") -> Markup:
-    """A text; ``kind`` says which of its ends is at x: start, middle or end."""
+    """A text; ``kind``: which part of it is at x: start, middle or end."""
     return Markup('<text x="{}" y="{}" class="{}">{}</text>').format(_n(x), _n(y), kind, text)
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Stacked columns over a scale of their own: where they stand, and how high a value is."""
+    """A plot of stacked columns with its own scale."""
 
     left: float
     top: float
@@ -150,7 +149,7 @@ class Panel:
     highest: float
 
     def columns(self, stacks: Sequence[Sequence[float]], kinds: Sequence[str]) -> Markup:
-        """One column per stack, a colour per kind. What is not nothing can be seen."""
+        """One column per stack, a colour per kind. Any value above 0 is visible."""
         step = self.width / max(1, len(stacks))
         gap = 1.0 if step > 4 else 0.0
         pieces: dict[str, list[str]] = {kind: [] for kind in kinds}
@@ -177,13 +176,13 @@ class Panel:
 
     def hints(self, texts: Sequence[str]) -> Markup:
         step = self.width / max(1, len(texts))
-        hint = Markup('<path class="hint" d="{}"><title>{}</title></path>')  # what the pointer shows where it rests
+        hint = Markup('<path class="hint" d="{}"><title>{}</title></path>')  # a tooltip
         places = (box(self.left + i * step, self.top, step, self.height) for i in range(len(texts)))
         return Markup("").join(hint.format(area, text) for area, text in zip(places, texts, strict=True))
 
 
 def bars(name: str, title: str, description: str, rows: Sequence[tuple[str, float, str, str]], width: float) -> Chart:
-    """Lying bars: label, value, the value in words, and colour of each."""
+    """Horizontal bars; a row is label, value, the value as text, and colour."""
     highest = max((value for _, value, _, _ in rows), default=0) or 1
     margin = min(width * 0.45, LETTER * max((len(row[0]) for row in rows), default=0) + 12)
     right = 1.3 * LETTER * max((len(row[2]) for row in rows), default=0) + 12  # in bold letters
@@ -199,7 +198,7 @@ def bars(name: str, title: str, description: str, rows: Sequence[tuple[str, floa
 def shares(
     name: str, title: str, description: str, parts: Sequence[tuple[float, str]], width: float, height: float = 14
 ) -> Chart:
-    """One bar, cut into its parts; a part that is not nothing can be seen."""
+    """One bar, split into its parts; any part above 0 is visible."""
     total = sum(value for value, _ in parts) or 1
     pieces = [(max(3.0, value / total * width), kind) for value, kind in parts if value > 0]
     scale = width / (sum(long for long, _ in pieces) or 1)
@@ -211,13 +210,13 @@ def shares(
 
 
 def ticks(low: int, high: int, time: bool, most: int) -> list[Tick]:
-    """At most so many round places from low to high, with their labels.
+    """At most ``most`` round values from low to high, with their labels.
 
     >>> ticks(0, 95, time=False, most=5)
     [(0, '0'), (20, '20'), (40, '40'), (60, '60'), (80, '80')]
     >>> [label for _, label in ticks(1_700_000_000_000, 1_700_003_600_000, time=True, most=4)]
     ['22:15', '22:30', '22:45', '23:00']
-    >>> [label for _, label in ticks(1_000_000, 1_000_250, time=False, most=3)]  # which in short would be one number
+    >>> [label for _, label in ticks(1_000_000, 1_000_250, time=False, most=3)]  # abbreviated, all would be 1 M
     ['1,000,000', '1,000,100', '1,000,200']
     """
     least = max(1, high - low) / max(1, most)
@@ -262,7 +261,7 @@ def law(ledger: VerdictTable, width: float) -> Chart:
 
 
 def timeline(part: ReportPart, width: float) -> Chart:
-    """Verdicts over time: all of them, and below, on a scale of its own, what does not count."""
+    """Verdicts over time: all of them, and below, on its own scale, what does not count."""
     bins = [counts.counts() for counts in part["bins"].each(BINS_MAX)]
     low, high, time = part["from"].whole(), part["to"].whole(), part["time"].value is True
     room = width - LEFT - 4
@@ -287,7 +286,7 @@ def timeline(part: ReportPart, width: float) -> Chart:
 
 
 def lags(part: ReportPart, width: float) -> Chart:
-    """How long after the first its copies came, on a logarithmic axis, with the window drawn in."""
+    """How long after the first its copies came, on a logarithmic axis, with the window."""
     bins = [(b[0].real(), b[1].real(), b[2].count()) for b in (row.row(3) for row in part["bins"].each(BINS_MAX))]
     window = part["window_ms"].real() if part["window_ms"] else None
     marks = [(value.real(), f"{100 * float(q):g} %") for q, value in part["quantiles"].fields() if q in MARKED]
@@ -311,7 +310,7 @@ def lags(part: ReportPart, width: float) -> Chart:
     drawn += [line(at(value), 5 + 14 * i, at(value), ground, kind) for i, (value, _, kind) in enumerate(notes)]
     for i, (value, words, kind) in enumerate(notes):
         x, strong = at(value), " strong" if kind == "window" else ""
-        fits = x + 6 + LETTER * len(words) < width  # else the words stand on the other side of the line
+        fits = x + 6 + LETTER * len(words) < width  # else the text goes to the left of the line
         drawn.append(label(x + 5 if fits else x - 5, 14 + 14 * i, words, f"{'start' if fits else 'end'}{strong}"))
     labelled: list[Tick] = []
     for value in SPAN_TICKS:
@@ -339,7 +338,7 @@ def phases(part: ReportPart, width: float) -> Chart:
 
 
 def batches(part: ReportPart, width: float) -> Chart:
-    """A stream, batch by batch: rows by verdict, how long it took, and what is remembered."""
+    """A stream, batch by batch: rows by verdict, duration, and size of the memory."""
     rows = [row.row(5) for row in part.each()[-BATCHES_MAX:]]
     stacks = [row[4].counts() for row in rows]
     room = width - LEFT - 4
@@ -373,7 +372,7 @@ class Strip:
         return " / ".join(value for _, value in self.key)
 
     def by_kind(self, time: bool) -> list[tuple[str, list[tuple[str, str]]]]:
-        """The ranges in words, those of a kind together: after what, up to what."""
+        """The ranges by kind, as text: after what, up to what."""
         kinds = {kind: [range_words(a, b, time) for a, b, of in self.shown if of == kind] for kind in KINDS}
         return [(kind, ranges) for kind, ranges in kinds.items() if ranges]
 
@@ -396,7 +395,7 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class GapMap:
-    """The strips, and the axis that they share if they do."""
+    """The strips, and their shared axis, if any."""
 
     strips: list[Strip]
     keys: int
@@ -410,7 +409,7 @@ class GapMap:
         return ticks(*self.shared, time=True, most=most) if self.shared else []
 
     def scale(self) -> Chart:
-        """The shared axis alone, as wide as the strips of a page about are."""
+        """The shared axis alone, about as wide as the strips of a page."""
         low, high = self.shared or (0, 1)
         width = 580.0
         drawn = []
@@ -454,14 +453,14 @@ def read_gap_map(document: ReportPart) -> GapMap:
         strips.append(Strip(key, row["from"].whole(), row["to"].whole(), row["ranges"].count(), missing, ranges))
     shared = None
     if time and strips and timeline and timeline["column"].value == part["column"].value:
-        shared = timeline["from"].whole(), timeline["to"].whole()  # which no poisoned number has stretched
+        shared = timeline["from"].whole(), timeline["to"].whole()  # wrong numbers far away do not stretch it
     elif time and strips:
         shared = min(strip.low for strip in strips), max(strip.high for strip in strips)
     return GapMap(strips, max(len(strips), part["keys"].count()), time, shared)
 
 
 def range_words(lower: int | None, upper: int, time: bool) -> tuple[str, str]:
-    """A range in words: after what, up to what; a day is not said twice.
+    """A range as text: after what, up to what; the day is not repeated.
 
     >>> range_words(1_700_000_000_000, 1_700_000_000_500, time=True), range_words(None, 7, time=False)
     (('2023-11-14 22:13:20.000', '22:13:20.500'), ('the beginning', '7'))

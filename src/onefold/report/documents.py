@@ -1,16 +1,15 @@
-"""The document of a run, a stream or a diff, read with care: anybody can edit it, and an old one lacks newer keys.
+"""The document of a run, a stream or a diff, read with care: it may have been edited, and old ones lack newer keys.
 
-    run.json      of a batch run, complete
-    diff.json     of two tables that were compared
-    stream.json   of a stream: its books are those of its batches, and are added up here
-    a file        whatever a command printed with --json
+    run.json      of a complete batch run
+    diff.json     of a comparison of two tables
+    stream.json   of a stream: the books of its batches are added up here
+    a file        the output of a command with --json
 
-A `ReportPart` is a value together with its place, so that what is wrong with it reads
-``figures.lags.count: is "x", must be a whole number``. What is missing is an empty part, and so is everything below it:
-a section asks for what it needs and is left out if that is not there.
+A `ReportPart` is a value with its path, so that errors read ``figures.lags.count: is "x", must be a whole number``. A
+missing value is an empty part, and so is everything below it: a section whose values are missing is left out.
 
-`Tally.from_dict` refuses books that lie. A report of such a run must still be made, in red: so what can be read is kept
-in a `VerdictTable`, and the trouble stands beside it.
+`Tally.from_dict` refuses books that do not add up. Such a run still gets a report, in red: a `VerdictTable` holds what
+can be read, and the problem.
 """
 
 from __future__ import annotations
@@ -33,32 +32,32 @@ from onefold.verdict import Answer, Verdict
 from onefold.wording import ENGINES
 
 ENTRIES_MAX: Final = 100_000
-"""How many entries of a list or table are read: far more than a run ever writes."""
+"""How many entries of a list or table are read; a run writes far fewer."""
 
 NUMBER_MAX: Final = 2**63
-"""What no number of a run reaches; NaN and infinity do not either."""
+"""The limit of all numbers; NaN and infinity fail it too."""
 COLUMNS_MAX: Final = 40
 VERDICTS: Final = tuple(verdict.lower() for verdict in Verdict)
-"""In the order of the law; the names of the colours too."""
+"""In the order of the law; also the names of the colours."""
 LINES_MAX: Final = 200
-"""How many reasons are shown; no engine has as many."""
+"""How many reasons are shown; every engine has fewer."""
 RUN, DIFF, STREAM = "run.json", "diff.json", "stream.json"
 BATCHES, TALLY, PROGRESS = "batches", "tally.json", "progress.jsonl"
 OF_A_RUN: Final = ("tally", "rows_a", "rows_peer")
 NUMBERED: Final = "[0-9]" * 12
-"""What a batch is called; nothing else in its folder is one."""
+"""The pattern of the names of batches."""
 BATCHES_SHOWN_MAX: Final = 500
 FIGURES: Final = "figures.json"
 OF_FIGURES: Final = ("figures", "keys", "missing_ranges", "missing_ranges_shown")
-"""What a stream leaves besides its batches when it ends."""
+"""The keys of figures.json, which a stream writes when it ends."""
 UNCOUNTED: Final = "a stream does not count its files"
 BYTES_MAX: Final = 64 << 20
-"""Of a document: a run's is below one megabyte."""
+"""The largest document; a run's is below 1 MB."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportPart:
-    """A value of a document, and where it stands.
+    """A value of a document, and its path.
 
     >>> document = ReportPart({"figures": {"lags": {"count": 5}}})
     >>> document["figures"]["lags"]["count"].whole()
@@ -74,7 +73,7 @@ class ReportPart:
     where: str = ""
 
     def __bool__(self) -> bool:
-        """Whether it is there; an empty list is."""
+        """Whether the value is there, even if it is an empty list."""
         return self.value is not None
 
     def __getitem__(self, name: str) -> ReportPart:
@@ -121,7 +120,7 @@ class ReportPart:
         return first, repeat, unsure, reject
 
     def text(self, most: int = FOREIGN_MAX) -> str:
-        """As a short line of harmless text; what is no text as JSON writes it."""
+        """A short line of printable text; other values as JSON."""
         text = isinstance(self.value, str)
         return plain(self.value if text else json.dumps(self.value, ensure_ascii=False, default=str), most)
 
@@ -134,7 +133,7 @@ class ReportPart:
 
 
 def named(key: ReportPart, most: int = FOREIGN_MAX) -> list[tuple[str, str]]:
-    """The columns of a row with their values, all of it harmless text."""
+    """The columns of a row and their values, as printable text."""
     return [(plain(name, most), part.text(most)) for name, part in key.fields(COLUMNS_MAX)]
 
 
@@ -153,7 +152,7 @@ class VerdictTable:
     totals: tuple[int, int, int, int]
     lines: list[Line]
     problem: str | None = None
-    """Why these are no books at all; None: they can be believed, whether they balance or not."""
+    """Why the books contradict themselves; None if they do not, whether they balance or not."""
 
     @property
     def judged(self) -> int:
@@ -178,7 +177,7 @@ def read_ledger(document: ReportPart) -> VerdictTable:
         return VerdictTable(0, (0, 0, 0, 0), [], "the document has no books")
     try:
         tally = Tally.from_dict(books.value)
-    except BadInput as error:  # the sums as they are claimed, and the lines that can be read
+    except BadInput as error:  # keep the claimed sums, and the lines that can be read
         first, repeat, unsure, reject = (books[name].count() for name in VERDICTS)
         lines = []
         for line in books["reasons"].each(LINES_MAX):
@@ -201,7 +200,7 @@ def key_word(document: ReportPart) -> str:
 
 
 def engine_of(document: ReportPart) -> str:
-    """The engine that judged: as the document says, else the one engine that knows all of its reasons, else ""."""
+    """The engine in the document, else the one engine that has all of its reasons, else ""."""
     if document["engine"]:
         return document["engine"].text()
     reasons = {(line["verdict"].text(), line["reason"].text()) for line in document["tally"]["reasons"].each(LINES_MAX)}
@@ -213,7 +212,7 @@ def engine_of(document: ReportPart) -> str:
 
 def read_document(path: str | PathLike[str]) -> dict[str, Any]:
     source = Path(path)
-    if is_far(str(path)):  # of two slashes a Path keeps one
+    if is_far(str(path)):  # a Path would drop one of the two slashes
         raise Misuse(
             f"{path}: a report is made from files of this machine; copy {RUN} here and name it", path=str(path)
         )
@@ -230,7 +229,7 @@ def read_document(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def read_object(path: Path, *needs: str, bytes_max: int = BYTES_MAX) -> dict[str, Any]:
-    """The JSON object in a file that is ours, with one of these keys. A run may have written NaN: Python reads it."""
+    """The JSON object in a file of onefold, with one of these keys. NaN is allowed, as old runs wrote it."""
     with path.open("rb") as file:
         data = file.read(bytes_max + 1)
     if len(data) > bytes_max:
@@ -245,7 +244,7 @@ def read_object(path: Path, *needs: str, bytes_max: int = BYTES_MAX) -> dict[str
 
 
 def json_objects(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The objects in lines of JSON; one that is torn, or no object, is passed over."""
+    """The objects in lines of JSON; torn lines and other values are skipped."""
     for line in lines:
         with suppress(BadInput):
             if isinstance(document := read_json(line, "the line"), dict):
@@ -264,13 +263,13 @@ def _stream(path: Path) -> dict[str, Any]:
         seconds, state = line.get("seconds"), line.get("state_bytes")
         batches.append([int(folder.name), tally.received, seconds, state, [counts[name] for name in VERDICTS]])
     document: dict[str, Any] = {"tally": total.to_dict(), "batches": batches[-BATCHES_SHOWN_MAX:], "path": str(path)}
-    with suppress(BadInput, KeyError, TypeError):  # streams of earlier versions do not say it
+    with suppress(BadInput, KeyError, TypeError):  # streams of earlier versions lack it
         document["engine"] = read_object(path / STREAM, "meaning")["meaning"]["engine"]
     if batches and (path / BATCHES / f"{batches[-1][0]:012}" / RUN).exists():
         document["versions"] = len(batches)
     if (path / FIGURES).exists():
         figures = read_object(path / FIGURES, "figures")
-        if figures.get("batch") == (batches[-1][0] if batches else None):  # else they are of fewer batches
+        if figures.get("batch") == (batches[-1][0] if batches else None):  # else they cover fewer batches
             document |= {name: figures.get(name) for name in ("engine", *OF_FIGURES)}
     last = lines[max(lines)] if lines else {}
     if last.get("set_aside") or last.get("changed"):

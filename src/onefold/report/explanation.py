@@ -1,4 +1,4 @@
-"""What became of a message, a chain, a device or a producer, as a person reads it. Input is the plain form, as JSON."""
+"""The explanation of a message, chain, device or producer as text. Input is the JSON document."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -23,7 +23,7 @@ def with_rules(document: Mapping[str, Any]) -> dict[str, Any]:
             when = "not known"
         elif type(arrival) is not int or not timed:
             when = str(arrival)
-        else:  # and how long after the first of the same message
+        else:  # with the time since the first copy of the message
             before = first.setdefault(repr((row["key"], row["message"])), arrival)
             when = moment(arrival) + (f" (+{span(arrival - before)})" if arrival > before else "")
         rows.append({**row, "rule": _rule(engine, row["verdict"], row["reason"]), "arrived": when})
@@ -32,7 +32,7 @@ def with_rules(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sentence(document: Mapping[str, Any]) -> str:
-    """All of it in a line.
+    """A one-line summary.
 
     >>> sentence({"rows": 3, "missing_ranges": 1, "counts": [{"verdict": "FIRST", "count": 1},
     ...     {"verdict": "REPEAT", "count": 2}]})
@@ -78,7 +78,7 @@ def lines(document: Mapping[str, Any]) -> Iterator[RenderableType]:
 
 
 def _rule(engine: str | None, verdict: str, reason: str) -> str:
-    """Of the engine; if it is not known, of the first that has such an answer."""
+    """The rule of this engine; if it is unknown, of the first engine with such an answer."""
     if verdict not in list(Verdict):
         return ""
     answer = Answer(Verdict(verdict), reason)

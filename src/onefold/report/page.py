@@ -1,4 +1,4 @@
-"""``RunReport``: a run, a stream or a diff as a page, as text, as charts and as figures, from the document it left.
+"""``RunReport``: a run, a stream or a diff as a page, as text, as charts and as figures, from its document.
 
     from onefold.report import RunReport
 
@@ -7,20 +7,20 @@
     report.charts["timeline"]              # in a notebook: one chart
     Path("report.html").write_text(report.html(), encoding="utf-8")
 
-The page is one file that needs nothing else. It opens from a mail, prints, has no script.
+The page is one self-contained file without scripts, to mail and to print.
 
-Everything foreign is cut, freed of signs that are no text, and escaped; and should a mark-up still get through, the
-content security policy of the page forbids all that it could do: no script, no request, no style but ours, by its
-hash. What unfolds is ``<details>``, which keyboards and screen readers know.
+Foreign text is cut, made printable and escaped. Should markup still get through, the content security policy of the
+page allows no script, no request, and no style but ours, by its hash. Foldable parts are ``<details>``, which keyboards
+and screen readers support.
 
-At its head stands the banner (`Standing`): was anything lost, was anything counted twice, is anything missing. Three
-things are told apart that look alike in a list of numbers. What is *wrong* (bad): onefold lost or doubled a message, or
-source and sink do not agree; nothing of such a run may be used. What is *open* (warn): messages that never arrived,
-rows that were refused; the run is right, and somebody should look. What was *not looked at* (note) is never called
-right. Below it are the sections. Each takes what it needs from the document and hands plain values to its template, or
-one line on why there is nothing to show; nothing is decided in a template.
+At the top is the banner (`Standing`): was anything lost, was anything counted twice, is anything missing. It
+distinguishes what is *wrong* (bad): onefold lost or doubled a message, or source and sink do not agree, so the output
+must not be used; what is *open* (warn): messages that never arrived, rows that were rejected: the run is right, and
+somebody should look; and what was *not checked* (note), which is never called right. The sections are below it. Each
+takes its values from the document and passes them to its template, or one line on why there is nothing to show; a
+template decides nothing.
 
-Cost: bounded by what is read of the document: below 2 MB and about a second, whatever the run.
+Cost: a page is below 2 MB and takes about a second, whatever the run, because the reading is bounded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from onefold.text import plain
 from onefold.wording import ENGINES
 
 OLD: Final = "This run did not keep the figures for it."
-"""Why most sections of an old run are not there."""
+"""Why old runs lack most sections."""
 KEYS_MAX: Final = 20
 EVERYWHERE: Final = (
     "Every message gets one verdict and one reason; a run whose books do not balance does not complete.",
@@ -63,11 +63,11 @@ EVERYWHERE: Final = (
 COMPARISON: Final = (
     "Two tables are called equal if they hold the same rows, as often, in whatever order.",
     "Ranges of rows are compared by fingerprints; where those differ, row by row, and exactly.",
-    "Where somebody may want to hide a difference, compare with --hash sha256.",
+    "If somebody may want to hide a difference, compare with --hash sha256.",
 )
 SHOWN_MAX: Final = 20
 ID_BYTES: Final = 40
-"""What it takes to name a record: 32 bytes of id, 8 of timestamp."""
+"""The size of a record's name: 32 bytes of id, 8 of timestamp."""
 DIFFERING, DOUBLED = "differing", "doubled"
 SAMPLES_MAX: Final = 20
 REASONS_MAX: Final = 50
@@ -94,16 +94,16 @@ AUDITED: Final = {
 }
 Level: TypeAlias = Literal["ok", "note", "warn", "bad"]
 LINE_CHARS_MAX: Final = 300
-"""How much is shown of a path, of what is wrong with a file, or of a sentence that has the name of a column in it."""
+"""The longest path, error of a file, or sentence with the name of a column."""
 WORDS: Final = {"ok": "good", "note": "not known", "warn": "look at this", "bad": "wrong"}
 BYTES_MAX: Final = 2_000_000
-"""Of a page: what every mail takes."""
+"""The largest page, which every mail system accepts."""
 FRAME = Markup('<iframe srcdoc="{}" sandbox title="onefold report" width="100%" height="720" frameborder="0"></iframe>')
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page: its name is also that of its template."""
+    """A part of the page; its name is also that of its template."""
 
     name: str
     title: str
@@ -119,7 +119,7 @@ def both(draw: Callable[[float], Chart]) -> list[Chart]:
 def over_time(document: ReportPart, ledger: VerdictTable) -> Section:
     part = document["figures"]["timeline"]
     if not part:
-        why = "No column says when a message was sent." if document["figures"] else OLD
+        why = "No column has the time of a message." if document["figures"] else OLD
         return Section("over_time", "Verdicts over time", why)
     outside = part["outside"].counts() if part["outside"] else (0, 0, 0, 0)
     lead = f"By {part['column'].text()}{', in UTC' if part['time'].value is True else ''}."
@@ -152,30 +152,26 @@ def by_key(document: ReportPart, ledger: VerdictTable) -> Section:
     names = " / ".join(name for row in part.each(1) for name, _ in named(row["key"]))
     every = f", of {many(document['keys'].count(), word)}" if document["keys"] and not _goes_on(document) else ""
     lead = f"The {many(len(rows), word)} with the most that does not count{every}."
-    lead += f" {_command('explain', document, word.upper())} shows every message of one." if document["path"] else ""
+    if document["path"]:
+        command = f"onefold explain {shlex.quote(document['path'].text(200))} {word.upper()}"
+        lead += f" `{command}` shows every message of one."
     return Section(
         "by_key", title, "" if rows else f"No {word} has anything but firsts.", lead, {"names": names, "rows": rows}
     )
 
 
 def gaps(document: ReportPart, ledger: VerdictTable) -> Section:
-    title = "Gap map"
-    if not document["figures"]["strips"]:
-        if document["figures"] and document["missing_ranges"]:
-            why = (
-                "What never came cannot be told by these columns."
-                if _is_untold(document, "lost")
-                else "Nothing is known to be missing."
-                if not document["missing_ranges"].count()
-                else "This engine keeps no ranges per key."
-            )
+    title, figures = "Gap map", document["figures"]
+    gap_map = read_gap_map(document) if figures["strips"] else None
+    if gap_map is None or not gap_map.strips:
+        if gap_map is None and not (figures and document["missing_ranges"]):
+            why = "A stream counts what is missing while it runs; it may still come." if document["batches"] else OLD
+        elif _is_unknown(document, "lost"):
+            why = "These columns do not show what never came."
+        elif gap_map is None and document["missing_ranges"].count():
+            why = "This engine keeps no ranges per key."
         else:
-            why = "A stream counts what is missing while it goes; it may come yet." if document["batches"] else OLD
-        return Section("gaps", title, why)
-    gap_map = read_gap_map(document)
-    if not gap_map.strips:
-        untold = _is_untold(document, "lost")
-        why = "What never came cannot be told by these columns." if untold else "Nothing is known to be missing."
+            why = "Nothing is known to be missing."
         return Section("gaps", title, why)
     every = f"{gap_map.keys:,} {key_word(document)}s"
     listed = sum(strip.ranges for strip in gap_map.strips) >= document["missing_ranges"].count()
@@ -191,7 +187,7 @@ def gaps(document: ReportPart, ledger: VerdictTable) -> Section:
         "units": charts.UNITS,
         "open_max": charts.DRAWN_MAX,
         "scale": gap_map.scale(),
-        "column": document["figures"]["strips"]["column"].text(),
+        "column": figures["strips"]["column"].text(),
     }
     return Section("gaps", title, "", lead, values)
 
@@ -209,7 +205,7 @@ def lags(document: ReportPart, ledger: VerdictTable) -> Section:
     instead = (
         f"What a window would have done: {'' if part['window_ms'] else entries}it remembers the ids of the last so long"
     )
-    # What a memory of the last so many milliseconds would have caught, let through, and held.
+    # What a memory of this window would have caught, let through, and held.
     count, timeline = part["count"].count(), document["figures"]["timeline"]
     ms = timeline["to"].whole() - timeline["from"].whole() if timeline and timeline["time"].value is True else 0
     windows: list[dict[str, str]] = []
@@ -220,7 +216,7 @@ def lags(document: ReportPart, ledger: VerdictTable) -> Section:
             ReportPart(quantile, value.where).wrong("a share, such as 0.99")
         ids = "" if ms <= 0 else f"about {min(ledger['first'], round(ledger['first'] * value.real() / ms)):,}"
         leaks = f"{round(count * (1 - caught)):,}"
-        if windows and windows[-1]["window"] == span(value.real()):  # one window, of which the larger share is said
+        if windows and windows[-1]["window"] == span(value.real()):  # keep the larger share of equal windows
             windows.pop()
         windows.append({"window": span(value.real()), "caught": f"{100 * caught:g} %", "leaks": leaks, "held": ids})
     values = {"charts": both(lambda w: charts.lags(part, w)), "windows": windows, "instead": instead}
@@ -249,7 +245,7 @@ def work(document: ReportPart, ledger: VerdictTable) -> Section:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     sides: tuple[str, str]
-    """What the sides are called: "in A" and "in B", or "here" and "there"."""
+    """The names of the sides: "in A" and "in B", or "here" and "there"."""
     rows: tuple[int, int]
     only: tuple[int, int]
     differing: int
@@ -258,10 +254,10 @@ class Comparison:
     ranges: int
     ranges_differing: int
     wire: tuple[int, int, int] | None
-    """Round trips, bytes up, bytes down; None: both sides were read."""
+    """Round trips, bytes up, bytes down; None if both sides were read."""
     copied: int
     shown: list[tuple[str, int, list[str]]]
-    """Some rows of each kind: in words, of how many, and the rows."""
+    """For each kind of difference: its name, its count, and some of its rows."""
 
     @property
     def facts(self) -> list[tuple[str, str]]:
@@ -284,7 +280,7 @@ class Comparison:
                 ("a list of all ids", float(every), size(every), "repeat"),
             ]
             return charts.bars("wire", "Bytes to find the differences", words, rows, width)
-        # All rows by one fingerprint, then ranges, then rows where those differ.
+        # One fingerprint of all rows, then ranges, then the rows of ranges that differ.
         row_count = sum(self.rows)
         looked = round(row_count * self.ranges_differing / self.ranges) if self.ranges else 0
         steps = (
@@ -355,7 +351,7 @@ def rejects(document: ReportPart, ledger: VerdictTable) -> Section:
     groups = []
     for group in part.each(REASONS_MAX):
         rows = group["rows"].each(SAMPLES_MAX)
-        cut = documents.COLUMNS_MAX  # of a row that could not be read there is nothing but its text
+        cut = documents.COLUMNS_MAX  # a row that could not be read has only its text
         filled = dict.fromkeys(name for row in rows for name, part in row.fields(cut) if part.value is not None)
         names = list(filled or dict.fromkeys(name for row in rows for name, _ in row.fields(cut)))[:cut]
         cells = [[row[name].text(CELL_CHARS_MAX) for name in names] for row in rows]
@@ -419,7 +415,7 @@ def about(document: ReportPart) -> Section:
 
 
 def _flat(part: ReportPart, name: str) -> Iterator[tuple[str, str]]:
-    """The keys of a table of settings, tables in it joined by dots; lists with commas."""
+    """The keys of a table of settings; nested keys are joined by dots, lists by commas."""
     if isinstance(part.value, dict):
         for key, inner in part.fields(SETTINGS_MAX):
             yield from _flat(inner, f"{name}.{key}" if name else key)
@@ -441,36 +437,37 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The banner: one sentence, what it rests on, and the exit code with its reason."""
+    """The banner: a headline, the checks behind it, and the exit code with its reason."""
 
     level: Level
     headline: str
     checks: list[Check]
     exit: str
     but: str = ""
-    """What is open all the same."""
+    """What somebody should still look at."""
 
 
 def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
-    untold = {part["about"].text(): part for part in document["cannot_tell"].each()}
+    unknown = {part["about"].text(): part for part in document["cannot_tell"].each()}
     audit, manifest, ranges = document["audit"], document["manifest"], document["missing_ranges"]
+    restarts = unknown.get("restarts")
     refused = " and ".join(
         f"{many(count, thing)} {what}"
         for count, thing, what in ((ledger["reject"], "row", "rejected"), (ledger["unsure"], "message", "unsure"))
         if count
     )
-    lost, twice = _lost(audit, ledger), _twice(audit, ledger, untold.get("copies"))
+    lost, twice = _lost(audit, ledger), _twice(audit, ledger, unknown.get("copies"))
     between = [*_orphans(audit), *_files(manifest)]
     question = "Was anything refused or left open?"
     checks = [
-        lost, twice, *between, _missing(ranges, untold.get("lost")),
-        *([Check("note", "What was lost around restarts?", _untold(part))] if (part := untold.get("restarts")) else []),
+        lost, twice, *between, _missing(ranges, unknown.get("lost")),
+        *([Check("note", "What was lost around restarts?", _unknown(restarts))] if restarts else []),
         Check("warn", question, f"Yes: {refused}.") if refused else Check("ok", question, "No."),
     ]  # fmt: skip
     bad = any(check.level == "bad" for check in checks)
     alone = any(check.level == "warn" for check in between)
-    proven = lost.level == twice.level == "ok" and not untold
-    half = lost.level == twice.level == "ok" and untold.keys() <= {"lost", "restarts"}
+    proven = lost.level == twice.level == "ok" and not unknown
+    half = lost.level == twice.level == "ok" and unknown.keys() <= {"lost", "restarts"}
     level: Level = "bad" if bad else "warn" if alone or ledger["unsure"] else "ok" if proven else "note"
     if not ledger.balanced:
         headline = "The books do not balance" if ledger.problem is None else "The books cannot be right"
@@ -486,9 +483,9 @@ def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
     but = f"{'But look' if level == 'ok' else 'Look'} at {open_things}." if things and not bad else ""
     if level == "note" and half:
         what = (
-            "What never came cannot be told by these columns."
-            if "lost" in untold
-            else "What was lost around restarts cannot be told."
+            "These columns do not show what never came."
+            if "lost" in unknown
+            else "What was lost around restarts is not known."
         )
         but = f"{what} {but}".strip()
     unread = len(manifest["set_aside"].each())
@@ -500,8 +497,8 @@ def standing(document: ReportPart, ledger: VerdictTable) -> Standing:
         code = f"Exit code 0{': the run is complete' if ranges else ''}. With --strict it is 1: {open_things}."
     elif not ranges:
         code = "Exit code 0. With --strict it is 1 if gaps are open when it ends."
-    elif untold:
-        code = "Exit code 0, with --strict too: nothing was found. Not all could be told: see above."
+    elif unknown:
+        code = "Exit code 0, with --strict too: nothing was found. Some things are not known: see above."
     else:
         code = "Exit code 0, with --strict too: there is nothing to look at."
     return Standing(level, headline, checks, code, but)
@@ -528,7 +525,7 @@ def _lost(audit: ReportPart, ledger: VerdictTable) -> Check:
     question = "Was anything lost in this run?"
     unjudged = ledger.received - ledger.judged
     if ledger.problem is not None:
-        return Check("bad", question, f"Cannot be told: the books cannot be right. {ledger.problem}")
+        return Check("bad", question, f"Not known: the books cannot be right. {ledger.problem}")
     if unjudged > 0:
         return Check("bad", question, f"Yes: {many(unjudged, 'row')} came in and got no verdict.")
     if audit and (missing := audit["missing"].count()):
@@ -536,7 +533,7 @@ def _lost(audit: ReportPart, ledger: VerdictTable) -> Check:
     if unjudged < 0:
         return Check("bad", question, "The books do not balance: see below.")
     if audit and audit["agrees"].value is False and not audit["surplus"].count() + audit["twice"].count():
-        return Check("bad", question, "Cannot be told: source and output do not agree, and the audit does not say why.")
+        return Check("bad", question, "Not known: source and output do not agree, and the audit does not say why.")
     every = f"{'All' if ledger.received > 1 else 'The'} {many(ledger.received, 'row')} that came in"
     if audit and audit["agrees"].value is True:
         but = (
@@ -548,7 +545,7 @@ def _lost(audit: ReportPart, ledger: VerdictTable) -> Check:
     return Check("note", question, f"{every} got a verdict. Source and output were not compared.")
 
 
-def _twice(audit: ReportPart, ledger: VerdictTable, untold: ReportPart | None) -> Check:
+def _twice(audit: ReportPart, ledger: VerdictTable, unknown: ReportPart | None) -> Check:
     question = "Was anything counted twice?"
     if ledger.judged > ledger.received and ledger.problem is None:
         more = ledger.judged - ledger.received
@@ -573,19 +570,19 @@ def _twice(audit: ReportPart, ledger: VerdictTable, untold: ReportPart | None) -
             f"{again:,} of {ids + again:,} that count came again after their expiry, and count again: perhaps replays."
         )
         return Check("warn", question, f"{answer} `onefold lorawan report` names them.")
-    if untold:
-        return Check("note", question, f"No number counts twice, of {ids:,}. {_untold(untold)}")
+    if unknown:
+        return Check("note", question, f"No number counts twice, of {ids:,}. {_unknown(unknown)}")
     return Check("ok", question, f"No. {many(ids, 'message')} {'counts' if ids == 1 else 'count'}, each once.")
 
 
-def _untold(part: ReportPart) -> str:
-    what = f"Cannot be told: {part['what'].text(LINE_CHARS_MAX)}."
+def _unknown(part: ReportPart) -> str:
+    what = f"Not known: {part['what'].text(LINE_CHARS_MAX)}."
     setting = f'{part["option"].text()} = "{part["value"].text()}"'
-    return f"{what} In [judge], {setting} would tell." if part["option"].text() else what
+    return f"{what} In [judge], {setting} would show it." if part["option"].text() else what
 
 
 def _orphans(audit: ReportPart) -> Iterator[Check]:
-    """Only asked where the ids were looked at."""
+    """Only where the audit compared ids."""
     if not audit["ids"]:
         return
     question = "Does every copy have its original?"
@@ -605,7 +602,7 @@ def _orphans(audit: ReportPart) -> Iterator[Check]:
 
 
 def _files(manifest: ReportPart) -> Iterator[Check]:
-    """Only asked where the files of the source were looked at without its reader."""
+    """Only where the rows of the source were counted without its reader."""
     if not manifest:
         return
     question = "Was every file read, to its end?"
@@ -626,19 +623,19 @@ def _files(manifest: ReportPart) -> Iterator[Check]:
         yield Check("ok", question, f"Yes: {rows}, by a count that did not go through the reader.")
 
 
-def _missing(ranges: ReportPart, untold: ReportPart | None) -> Check:
+def _missing(ranges: ReportPart, unknown: ReportPart | None) -> Check:
     question = "Did everything arrive?"
-    if untold:
-        return Check("note", question, _untold(untold))
+    if unknown:
+        return Check("note", question, _unknown(unknown))
     if not ranges:
-        return Check("note", question, "Not listed here: what is missing now may come yet.")
+        return Check("note", question, "Not listed here: what is missing now may still come.")
     if count := ranges.count():
         return Check("warn", question, f"No: {many(count, 'range')} of messages never came. Ask the senders again.")
     return Check("ok", question, "Yes, as far as can be known.")
 
 
 def _open_things(document: ReportPart, ledger: VerdictTable) -> list[str]:
-    """What somebody should look at, as ``onefold run --strict`` counts it."""
+    """What somebody should look at: the findings of ``onefold run --strict``."""
     audit, manifest = document["audit"], document["manifest"]
     alone = audit["orphans"].count() + audit["orphans_by_rule"].count()
     unread, changed = (len(manifest[name].each()) for name in ("set_aside", "changed"))
@@ -657,7 +654,7 @@ RUN: Final = (over_time, by_reason, by_key, gaps, lags, work, rejects, audit)
 
 
 def html(document: dict[str, Any]) -> str:
-    """The page of a run, a stream or a diff; with fewer keys and samples if it would be too large for a mail."""
+    """The page of a run, a stream or a diff, with fewer keys and samples if it would be too large."""
     templates, style, style_hash = _look()
     for divisor in (1, 4, 16, 64):
         part = ReportPart(_smaller(document, divisor))
@@ -679,7 +676,7 @@ def html(document: dict[str, Any]) -> str:
 
 
 def _smaller(document: dict[str, Any], divisor: int) -> dict[str, Any]:
-    """Less of what a page may have much of; what was read once is well formed."""
+    """The document with fewer strips and samples; it is well formed, because it was read before."""
     figures = document.get("figures")
     if divisor == 1 or not isinstance(figures, dict):
         return document
@@ -699,14 +696,14 @@ def _run_values(part: ReportPart, ledger: VerdictTable) -> dict[str, Any]:
     for name, count in zip(VERDICTS, ledger.totals, strict=True):
         more = f"{share(count, ledger.judged)} {words[name]}"
         tiles.append({"kind": name, "name": name, "count": f"{count:,}", "more": more, "link": links[name]})
-    if part["missing_ranges"] and not _is_untold(part, "lost"):
+    if part["missing_ranges"] and not _is_unknown(part, "lost"):
         ranges = f"{part['missing_ranges'].count():,}"
         words = {"kind": "missing", "name": "missing ranges", "more": "never arrived", "link": "gaps"}
         tiles.append({**words, "count": ranges})
     sections = [*(section(part, ledger) for section in RUN), about(part)]
     shown = {section.name for section in sections if not section.why_not}
     return {
-        "kind": f"{part['versions'].count():,} runs" if part["versions"] else "stream" if part["batches"] else "run",
+        "kind": many(part["versions"].count(), "run") if part["versions"] else "stream" if part["batches"] else "run",
         "standing": standing(part, ledger),
         "shown": shown,
         "tiles": tiles,
@@ -716,16 +713,12 @@ def _run_values(part: ReportPart, ledger: VerdictTable) -> dict[str, Any]:
 
 
 def _goes_on(document: ReportPart) -> bool:
-    """Whether its keys are those that its memory holds in the end, not those of its rows."""
+    """Whether ``keys`` counts those in the memory, not those of the rows."""
     return bool(document["version"] or document["batches"])
 
 
-def _is_untold(document: ReportPart, about: str) -> bool:
+def _is_unknown(document: ReportPart, about: str) -> bool:
     return any(part["about"].text() == about for part in document["cannot_tell"].each())
-
-
-def _command(name: str, document: ReportPart, *words: str) -> str:
-    return f"`onefold {name} {shlex.quote(document['path'].text(200))} {' '.join(words)}`"
 
 
 @cache
@@ -739,12 +732,12 @@ def _look() -> tuple[Environment, Markup, str]:
 
 
 def _coded(words: str) -> Markup:
-    """Commands, which stand between backquotes, in the letters of a terminal."""
+    """Commands between backquotes as code."""
     return Markup(re.sub("`(onefold [^`]+)`", r"<code>\1</code>", str(escape(words))))  # noqa: S704  # escaped before
 
 
 def environment(package: str) -> Environment:
-    """The templates of a package, all that they are given escaped."""
+    """The templates of a package, with escaping."""
     return Environment(
         loader=PackageLoader(package), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -755,12 +748,12 @@ def template_file(package: str, name: str) -> Markup:
 
 
 def digest(text: str) -> str:
-    """The hash by which a content security policy names a style or a script."""
+    """The hash of a style or script for a content security policy."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 class RunReport:
-    """What a run left, to look at: in a notebook it shows itself. Settings that are secrets are hidden.
+    """The report of a run; in a notebook it displays itself. Secrets in settings are hidden.
 
     RunReport.load("out").charts["gap_map"].svg
     """
@@ -774,7 +767,7 @@ class RunReport:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> RunReport:
-        """The report of a folder that a run, a stream or a diff left, or of a file with its document."""
+        """The report of the folder of a run, a stream or a diff, or of a file with its document."""
         return cls(documents.read_document(path))
 
     def html(self) -> str:
@@ -782,7 +775,7 @@ class RunReport:
 
     @property
     def charts(self) -> dict[str, Chart]:
-        """The charts that this document has figures for, by name."""
+        """The charts by name, as far as the document has figures."""
         part, figures = self._part, self._part["figures"]
         if is_diff(part):
             drawn = [read_comparison(part).chart(WIDE)]
@@ -798,7 +791,7 @@ class RunReport:
         return {chart.name: chart for chart in drawn}
 
     def text(self, width: int = 100) -> str:
-        """The same for a terminal, as plain text."""
+        """The report as plain text."""
         out = io.StringIO()
         console = Console(file=out, width=width, color_system=None, highlight=False, emoji=False)
         for thing in self.lines():
@@ -806,7 +799,7 @@ class RunReport:
         return "".join(f"{line.rstrip()}\n" for line in out.getvalue().split("\n")).rstrip("\n") + "\n"
 
     def lines(self) -> Iterator[RenderableType]:
-        """The same for a console of rich."""
+        """The report for a console of rich."""
         try:
             yield from self._diff_lines() if is_diff(self._part) else self._run_lines()
         except (AttributeError, LookupError, TypeError, ValueError) as error:

@@ -1,9 +1,8 @@
-"""A run as a person reads it on a terminal, and the words and numbers that all reports share.
+"""A run as text for a terminal, and the formats of text and numbers that all reports share.
 
-The books, what is missing, and whether it all adds up, from the plain form of a run, as it stands in ``run.json``: so a
-report can be made again at any time. Counts, shares, sizes, spans of time and moments: nothing is rounded to all or
-none. Foreign text is shown as nothing but text (`foreign`), and passwords and their like, which settings may hold in
-options of readers, are neither shown nor kept (`without_secrets`).
+The books, the missing ranges and the balance, from the document in ``run.json``, so a report can be made again at any
+time. Shares are never rounded to 0 or 100 %. Foreign text is cut and escaped (`foreign`); passwords and the like in
+options of readers are neither shown nor stored (`without_secrets`).
 """
 
 import re
@@ -24,11 +23,11 @@ COLOURS = {Verdict.FIRST: "green", Verdict.REPEAT: "cyan", Verdict.UNSURE: "yell
 
 FOREIGN_MAX: Final = 80
 LINE_MAX: Final = 400
-"""How long a line may be that has a foreign name in it."""
+"""The longest line with a foreign name in it."""
 
 LOWER, UPPER = ("lower_timestamp", "lower_sequence"), ("upper_timestamp", "upper_sequence")
 ENGINE_OPTIONS: Final = "--key SENDER --sequence NUMBER"
-"""What a command is told instead of an engine that knows what was lost."""
+"""The options of a command that choose an engine which knows losses."""
 SPANS: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000), ("ms", 1))
 MAGNITUDES: Final = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 HIDDEN: Final = "(hidden)"
@@ -38,18 +37,18 @@ _WORDS: Final = (
 _NAMES: Final = re.compile(rf"pass\b|{_WORDS}", re.I)
 _LOGIN: Final = re.compile(r"(://[^/@:\s]{0,100}):\S{0,200}@")
 MS_MIN, MS_MAX = 10**11, 10**13
-"""Other numbers are hardly milliseconds since 1970 (that would be 1973, or 2286): they are shown as they are."""
+"""Numbers outside (before 1973, after 2286) are hardly Unix milliseconds: they are shown as numbers."""
 _PAIR: Final = re.compile(rf"""((?:{_WORDS})[\w.-]{{0,40}}\s?=\s?)("[^"]*"|'[^']*'|[^\s&;,"']+)""", re.I)
-"""As in the query of an address, and in what Kafka calls a JAAS configuration."""
+"""As in the query of a URL, or in Kafka's JAAS configuration."""
 
 
 def foreign(value: object, most: int = FOREIGN_MAX) -> Text:
-    """A value from the data as nothing but text: no markup, no line breaks, nothing that a terminal obeys, not long."""
+    """A foreign value as short text: no markup, no line breaks, no control characters."""
     return Text(plain(value, most))
 
 
 def table(*columns: str, rows: Iterable[Iterable[RenderableType]] = (), no_wrap: bool = False) -> Table:
-    """A table; a column whose name begins with ``>`` is one of numbers."""
+    """A table; columns whose names begin with ``>`` are aligned to the right."""
     grid = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
         justify: Literal["left", "right"] = "right" if column.startswith(">") else "left"
@@ -78,10 +77,10 @@ def banner(tally: Tally) -> Text:
 
 
 def ranges(run: Mapping[str, Any], all_of_them: str = "") -> RenderableType:
-    """The missing ranges that are shown; ``all_of_them`` says where the others are."""
+    """The missing ranges that are shown; ``all_of_them``: where the others are."""
     samples: list[Mapping[str, Any]] = run["missing_ranges_shown"]
-    if not samples and any(untold["about"] == "lost" for untold in run.get("cannot_tell", ())):
-        return Text("what is missing cannot be told", style="yellow")
+    if not samples and any(unknown["about"] == "lost" for unknown in run.get("cannot_tell", ())):
+        return Text("what is missing is not known", style="yellow")
     if not samples:
         return Text("nothing is known to be missing", style="green")
     lower, upper = ([name for name in samples[0] if name in ends] for ends in (LOWER, UPPER))
@@ -95,7 +94,7 @@ def ranges(run: Mapping[str, Any], all_of_them: str = "") -> RenderableType:
 
     def end(parts: list[Any]) -> str:
         if is_time:
-            parts = [moment(parts[0]), *filter(None, parts[1:])]  # a sequence of 0 says no more than the time does
+            parts = [moment(parts[0]), *filter(None, parts[1:])]  # a sequence of 0 adds nothing to the time
         return "|".join(map(str, parts))
 
     for row in samples:
@@ -113,7 +112,7 @@ def ranges(run: Mapping[str, Any], all_of_them: str = "") -> RenderableType:
 
 
 def findings(run: Mapping[str, Any]) -> list[str]:
-    """What is not as it should be, one line each; nothing if nothing was found."""
+    """The findings of a run, one line each."""
     tally = Tally.from_dict(run["tally"])
     files, missing = run.get("manifest", {}), run.get("missing_messages")  # runs of earlier versions kept none
     lost = f" of {many(missing, 'message')}" if missing else ""
@@ -129,22 +128,22 @@ def findings(run: Mapping[str, Any]) -> list[str]:
 
 
 def cannot_tell(run: Mapping[str, Any], *, toml: bool = False) -> list[Text]:
-    """What nobody may claim of a run, one line each, with the option or the line of TOML that would tell."""
+    """What the columns cannot show, one line each, with the option or the TOML line that would show it."""
     lines = []
-    for untold in run.get("cannot_tell", ()):
-        option, value = untold["option"], untold["value"]
+    for unknown in run.get("cannot_tell", ()):
+        option, value = unknown["option"], unknown["value"]
         if not option:
-            lines.append(foreign(f"cannot be told: {untold['what']}", LINE_MAX))
+            lines.append(foreign(f"not known: {unknown['what']}", LINE_MAX))
             continue
         shared = ", a column that copies share," if option == "timestamp" else ""
         words = ENGINE_OPTIONS if option == "engine" else f"--{option.replace('_', '-')} {value}"
         setting = f'{option} = "{value}" in [judge]' if toml else words
-        lines.append(foreign(f"cannot be told: {untold['what']}; {setting}{shared} would tell", LINE_MAX))
+        lines.append(foreign(f"not known: {unknown['what']}; {setting}{shared} would show it", LINE_MAX))
     return lines
 
 
 def absent(run: Mapping[str, Any]) -> list[Text]:
-    """Which usual columns the source does not have, in one line, if it lacks any."""
+    """One line with the default columns that the source lacks, if any."""
     names = run.get("absent_columns", ())
     if not names:
         return []
@@ -183,7 +182,7 @@ def brief(number: float) -> str:
     >>> brief(1_250_000), brief(900), brief(2_000), brief(0), brief(999_900), brief(-1_500)
     ('1.25 M', '900', '2 k', '0', '1 M', '-1.5 k')
     """
-    rounded = float(f"{number:.3g}")  # before its letter is chosen: 999,900 is 1 M, not 1000 k
+    rounded = float(f"{number:.3g}")  # before its unit is chosen: 999,900 is 1 M, not 1000 k
     for size, letter in MAGNITUDES:
         if abs(rounded) >= size:
             return f"{rounded / size:.3g} {letter}"
@@ -211,7 +210,7 @@ def span(ms: float) -> str:
 
 
 def moment(ms: int) -> str:
-    """A time in UTC; a number that is no time that a calendar has stays a number.
+    """Unix milliseconds as a time in UTC; a number that is out of range stays a number.
 
     >>> moment(1_700_000_000_000), moment(10**17)
     ('2023-11-14 22:13:20.000', '100,000,000,000,000,000')
@@ -223,7 +222,7 @@ def moment(ms: int) -> str:
 
 
 def place(value: int | None, time: bool) -> str:
-    """Where a range begins or ends: a time, or a number.
+    """An end of a range: a time, or a number.
 
     >>> place(5, time=False), place(None, time=True)
     ('5', 'the beginning')
@@ -243,7 +242,7 @@ def many(count: int, thing: str, things: str | None = None) -> str:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """The same, with what is named like a secret hidden, and the passwords in addresses and configurations too.
+    """The value without secrets: keys that are named like one, and passwords in addresses and configurations.
 
     >>> without_secrets({"options": {"password": "x", "url": "jdbc://me:x@db/t"}, "key": ["a"]})
     {'options': {'password': '(hidden)', 'url': 'jdbc://me:(hidden)@db/t'}, 'key': ['a']}
@@ -260,7 +259,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def hidden_in(value: Any, name: str = "") -> list[str]:
-    """Where something is hidden, by its dotted name: what is made of this has to come from elsewhere.
+    """The dotted names of hidden secrets.
 
     >>> hidden_in({"source": {"path": "t", "options": {"password": "(hidden)", "url": "jdbc://me:(hidden)@db/t"}}})
     ['source.options.password', 'source.options.url']

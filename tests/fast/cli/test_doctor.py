@@ -110,11 +110,11 @@ def test_an_outbox_at_rest_is_fine(shop, tmp_path):
     told = found(tmp_path, code=0)
     assert {name: [one["found"] for one in those] for name, those in told.items()} == {
         "tokens": ["0"],
-        "outbox entries": ["none that is old"],
+        "outbox entries": ["no old ones"],
         "orphans": ["none"],
         "leaks": ["none"],
         "dead letters": ["none"],
-        "due times": ["none that cannot be"],
+        "due times": ["all possible"],
     }
 
 
@@ -184,7 +184,7 @@ def test_a_token_whose_message_is_gone_is_a_leak(shop, tmp_path):
 def test_of_messages_that_wait_only_the_number_is_known_and_no_more_is_claimed(shop, tmp_path):
     shop.take("orders.csv", 1, [Out("orders", {"order": "7"}), Out("orders", {"order": "8"})])
     [fine] = found(tmp_path, code=0)["leaks"]
-    assert fine["found"] == "cannot be told for orders: 2 old tokens, 2 messages"
+    assert fine["found"] == "not known for orders: 2 old tokens, 2 messages"
     shop.world.queue.acknowledge(shop.world.queue.lease(["orders"], 1, 1_000))
     [leak] = found(tmp_path, code=1)["leaks"]
     assert leak["found"] == "at least 1 to orders without a message, among 2 old tokens for 1 messages"
@@ -224,8 +224,8 @@ def test_the_variables_fill_in_but_alone_the_doctor_looks_at_the_machine(shop, t
     ("words", "said"),
     [
         (["--store", "sqlite:///x.db"], "x.db is not there"),
-        (["--transport", "sqlite:///x.db"], "--transport: to look at an outbox"),
-        (["--tokens", "redis://me:hush@h"], "--tokens: to look at an outbox"),
+        (["--transport", "sqlite:///x.db"], "--transport: an outbox is checked with"),
+        (["--tokens", "redis://me:hush@h"], "--tokens: an outbox is checked with"),
         (["--older-than-s", "5"], "--older-than-s is for an outbox"),
         (["--store", "sqlite:///x.db", "--transport", "sqlite:///x.db"], "x.db is not there"),
     ],

@@ -52,6 +52,16 @@ def test_init_from_a_source_needs_no_editing(tmp_path):
     (tmp_path / "conf").mkdir()
     assert init(tmp_path, "conf/p.toml", "--source", "events").returncode == 0
     assert load(tmp_path / "conf" / "p.toml", {}).source.path == str(tmp_path / "events")
+    assert init(tmp_path, "conf/url.toml", "--source", f"file://{tmp_path}/events").returncode == 0
+    settings = load(tmp_path / "conf" / "url.toml", {})
+    assert (settings.source.path, settings.source.format) == (str(tmp_path / "events"), "json")
+
+
+def test_a_path_with_any_characters_is_written_as_toml(tmp_path):
+    name = '\U0001f600 "\\ä\x7f.jsonl'
+    (tmp_path / name).touch()
+    assert init(tmp_path, "--source", name).returncode == 0
+    assert load(tmp_path / "pipeline.toml", {}).source.path == str(tmp_path / name)
 
 
 def test_the_schema_knows_every_key_and_what_it_takes(tmp_path):
@@ -95,7 +105,7 @@ def test_columns_choose_the_engine_as_in_check_and_only_its_keys_are_written(tmp
 
 def test_columns_that_choose_no_engine_are_refused(tmp_path):
     cases = {
-        ("--id", "a", "--key", "b"): "--key goes with another engine than --id",
+        ("--id", "a", "--key", "b"): "--key cannot be combined with --id",
         ("--previous", "p"): "--previous needs --number",
         ("--key", "device"): "--key goes with --sequence (a running number per source) or --number (chains)",
     }

@@ -56,9 +56,10 @@ def test_the_lite_demo_needs_the_core_packages_alone_and_finds_the_truth(tmp_pat
         assert [figures[engine][name] for name in ("counted_twice", "lost", "missing_invented")] == [0, 0, 0]
         assert f"onefold check {figures['file']} {figures[engine]['check']}" in done.stderr
     assert figures["producers"]["missing_found"] == figures["chains"]["missing_found"] == figures["never_came"] > 0
-    command[-2:] = ["--serve", "--lite"]
-    refused = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert refused.returncode == 2
+    for more in (["--serve"], ["--chains", "7"]):
+        words = [*command[:3], "demo", "--lite", *more]
+        refused = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert (refused.returncode, "has no effect with --lite" in refused.stderr) == (2, True)
     command[-3:] = ["check", figures["file"], "--id", "event_id"]
     unable = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert unable.returncode == 2

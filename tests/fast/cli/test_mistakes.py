@@ -58,14 +58,14 @@ MISTAKES = [
     ("check events.csv --id event_id --format cvs", f"did you mean 'csv'{TRY}check events.csv --id event_id --format"),
     ("check events.csv --idd event_id", f"{TRY}check events.csv --id event_id"),
     ("check events.csv", "what names a message? The columns are event_id, ts. An id: --id event_id; a source"),
-    ("check events.csv --id event_id --floor open --memory highest", "--memory is 'highest', which needs no --id"),
-    ("check events.csv --id event_id --floor first", "--floor is 'first', which needs no --id"),
-    ("check events.csv --id event_id --gap-count-max 5", "--gap-count-max is 5, which needs no --id"),
-    ("check events.csv --producer event_id --floor first", "--floor is 'first', which needs no --producer"),
-    ("check events.csv --order ts", "--order is 'ts', which needs --id or --producer"),
+    ("check events.csv --id event_id --floor open --memory highest", "--memory cannot be combined with --id"),
+    ("check events.csv --id event_id --floor first", "--floor cannot be combined with --id"),
+    ("check events.csv --id event_id --gap-count-max 5", "--gap-count-max cannot be combined with --id"),
+    ("check events.csv --producer event_id --floor first", "--floor cannot be combined with --producer"),
+    ("check events.csv --order ts", "--order needs --id or --producer"),
     ("window events.csv --id event_id", f"no column 'arrival' (time): the columns are event_id, ts{TRY}window"),
     ("window events.csv --id evnt --time ts", f"{TRY}window events.csv --id event_id --time ts"),
-    ("window events.csv --id event_id --key ts", "--key is 'ts', which needs no --id"),
+    ("window events.csv --id event_id --key ts", "--key cannot be combined with --id"),
     (
         "window events.csv --time ts --key event_id --chain ts --number event --previous ts",
         "no column 'event' (timestamp), did you",
@@ -97,9 +97,9 @@ MISTAKES = [
     ("check garbage.jsonl --id event_id", "no column 'event_id' (id): no row in it could be read"),
     ("check nothing --id event_id", "nothing is a folder without files"),
     ("diff a.parquet nothing --key id", "nothing is a folder without files"),
-    ("check notes.txt --id event_id", "notes.txt is no Parquet file: name its format, --format csv, or format ="),
+    ("check notes.txt --id event_id", "notes.txt is not a Parquet file: name its format, --format csv, or format ="),
     ("check events.csv --id event_id --format parquet", "events.csv is a file of csv: --format csv"),
-    ("check semicolon.csv --id event_id", "one column, 'event_id;ts': name what separates them, --option 'sep=;'"),
+    ("check semicolon.csv --id event_id", "one column, 'event_id;ts': name the separator, --option 'sep=;'"),
 ]
 
 
@@ -145,6 +145,40 @@ def test_files_that_cannot_be_looked_at_are_left_to_spark(folder, monkeypatch):
     assert refuse_mistakes(str(folder / "*.csv"), "csv", columns) is None
     with pytest.raises(Misuse, match="no column 'nothing'"):
         refuse_mistakes(str(folder / "events.csv"), "csv", columns, {"sep": ";"})
+
+
+def test_the_format_of_a_file_url_is_that_of_its_files(folder):
+    done = here("check", f"file://{folder}/events.csv", "--id", "evnt_id", cwd=folder)
+    assert "did you mean 'event_id': the columns are event_id, ts" in done.stderr
+    (folder / "lines").mkdir()
+    (folder / "lines" / "1.jsonl").write_text('{"event_id": 1}')
+    done = here("check", f"file:{folder}/lines", "--id", "evnt_id", cwd=folder)
+    assert "did you mean 'event_id': the columns are event_id;" in done.stderr
+
+
+def test_the_files_of_a_pattern_that_the_shell_expanded_are_named_by_the_pattern(folder):
+    files = [f"days/part-{i}.jsonl" for i in range(300)]
+    for file in files:
+        (folder / file).touch()
+    done = here("check", *files, "--id", "event_id", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"... (see onefold check --help){TRY}check 'days/part-*.jsonl' --id event_id\n")
+    assert len(done.stderr) < 500
+    done = here("check", "events.csv", "events.jsonl", "--id", "event_id", cwd=folder)
+    assert done.stderr == ("onefold: Got unexpected extra argument(s) (events.jsonl) (see onefold check --help)\n")
+    assert here("check", *["long name"] * 3_000, cwd=folder).returncode == 2
+
+
+@pytest.mark.parametrize("words", [("explore", "--message", "s3://b/x"), ("publish", "a", "--name", "gs://b/x")])
+def test_what_only_looks_like_the_url_of_a_store_is_no_path(words, tmp_path):
+    assert "on this machine" not in here(*words, cwd=tmp_path).stderr
+    assert "on this machine" not in here("explore", "x:y", "--message", '{"file": "s3://b/x"}', cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize("command", ["ingest log", "console --run ."])
+def test_a_token_file_that_is_not_there_is_wrong_usage(command, tmp_path):
+    done = here("serve", *command.split(), "--token-file", "nope", cwd=tmp_path)
+    assert (done.returncode, "'nope' does not exist" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

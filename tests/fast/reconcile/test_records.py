@@ -137,7 +137,7 @@ def test_records_are_forgotten(onefold, notes):
         (["add", "s.db", "a", "--id-size", "16"], "32"),
         (["add", "memory://", "a"], "name the file of a store"),
         (["ls", "redis://me:secret@db"], "redis://...: name the file of a store"),
-        (["show", "s.db", "xy"], "'xy' is no id: it is written in hex"),
+        (["show", "s.db", "xy"], "'xy' is not an id: ids are in hex"),
         (["rm", "s.db", "00"], "'00' has 1 byte; the ids of this store have 32"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

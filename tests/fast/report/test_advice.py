@@ -41,10 +41,10 @@ def test_the_windows_their_cost_and_the_recommendation():
         "interval memory: it needs numbered messages",
         "a set of all ids: 100,000 ids, 2.4 MB and growing",
         "the tail is long: from 99 % to 99.99 % the window grows 21,443 times, its state 11.2 times",
-        "leaks: copies that come after the window, and count again; at most so many",
+        "leaks: copies that come after the window and count again, at most",
         "state: at the peak, 24 bytes an id; a store adds to it, Spark's about 70 bytes an id",
         "watermark: the delay for dropDuplicatesWithinWatermark, which keeps ids twice as long",
-        "  if rows come in the order of their time; --order says it if they do not",
+        "  if rows come in the order of their time; if not, name the order with --order",
         "",
         "take a window of 1.05 d (90,061,001 ms): it catches 1,000 of 1,000 copies, leaks 0, and remembers 90,000 ids"
         " at once",
@@ -68,16 +68,16 @@ def test_what_is_odd_is_told():
         "an id: id; the time: arrival; the order: offset",
         "not used: 3 rows: no time",
         "not used: 1 row: a null in the key",
-        "all times are before 1973: if they are seconds, every span here is too short",
-        "copies that bear a time before that of their first: 7, by up to 1.02 min: clocks do not agree; they count as a"
-        " lag of 0",
+        "all times are before 1973: if they are in seconds, all spans here are too short",
+        "copies with a time before that of their first: 7, by up to 1.02 min: clocks do not agree; their lag"
+        " counts as 0",
         "a copy comes after its first: half within 40 ms, 90 % within 900 ms, all within 1.05 d",
         "a row is behind the latest time before it: half within 0 ms, 90 % within 3 ms, all within 10 ms",
     ]
 
 
 def test_without_copies_nothing_is_recommended():
-    assert lines(found())[-1] == "there are no copies: by this data no window is needed"
+    assert lines(found())[-1] == "there are no copies: this data needs no window"
 
 
 def test_names_from_the_data_cannot_act_on_the_terminal():
@@ -103,7 +103,7 @@ def test_windows_of_ids_are_those_of_the_engine():
         "a copy is behind the newest time before it: half within 40 ms, 90 % within 900 ms, all within 1.05 d" in told
     )
     assert any(
-        line.startswith("2 copies bear another time than the first: by arrival they count again") for line in told
+        line.startswith("2 copies have another time than the first: by arrival they count again") for line in told
     )
     assert "to catch  window  unsure  late  ids at once   state  watermark   state" in told
     assert "state: at the peak, 16 bytes an id, 24 with content" in told
@@ -145,7 +145,7 @@ def test_what_a_check_says_of_copies():
     assert str(list(advice.copies(once))[1]) == "ids with copies: id a"
     only = {**COPIES, "from": [{"first": "1.json", "copy": "1.json", "copies": 30}], "lags": {"why_not": "no time"}}
     words = [str(part) for part in advice.copies(only)]
-    assert "all of them within file 1.json" in words
+    assert "all within file 1.json" in words
     bare = {**COPIES, "conflicts": {"copies": 0, "columns": {}, "shown": []}}
-    assert str(list(advice.copies(bare))[-1]).startswith("whether their content differs: not compared; --payload")
+    assert str(list(advice.copies(bare))[-1]).startswith("content was not compared; --payload")
     assert "how long after their firsts: no time" in words

@@ -6,8 +6,9 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,6 +17,7 @@ import pytest
 from onefold.cli.serve_console import reject_rows
 from onefold.errors import BadInput, Misuse
 from onefold.report.console import watch
+from onefold.report.console.app import LIMITS
 from onefold.report.console.watch import Folder, Watch, WatchedServer
 from tests.lib.consoling import START, append, batch, complete, running, tally
 
@@ -64,7 +66,7 @@ def test_runs_that_go_on_are_told_by_the_newest(tmp_path):
         (place / "run.json").write_text(json.dumps({**run, "missing_ranges": 0, "cannot_tell": untold}))
     view = Folder(tmp_path).look()
     assert (view.kind, view.state, view.counts) == ("run", "complete", (20, 2, 0, 0))
-    assert view.told.startswith("version 1 complete; source and sink agree; not all can be told")
+    assert view.told.startswith("version 1 complete; source and sink agree; not everything is known")
     assert not {"open gaps", "ids"} & {label for label, *_ in view.facts}
 
 
@@ -286,6 +288,16 @@ def test_a_browser_gives_the_token_once_and_gets_a_cookie(tmp_path):
         assert console.ask("/views", cookie=cookie + "x")[0] == 401
         assert console.ask("/login", "POST", "a=1&b=2&c=3&d=4&e=5&f=6")[0] == 401
         assert console.ask("/views", authorization=f"Bearer {TOKEN}")[0] == 200
+
+
+def test_a_login_that_does_not_end_is_the_mistake_of_the_browser(tmp_path, caplog):
+    head = b"POST /login HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\ntoken="
+    with running([Folder(tmp_path)], token=TOKEN, limits=replace(LIMITS, body_s=0.2)) as console:
+        address = urlsplit(console.url)
+        with socket.create_connection((address.hostname, address.port), timeout=60) as slow:
+            slow.sendall(head)
+            assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+    assert "TimeoutError" not in caplog.text
 
 
 def test_runs_with_long_names_are_told_apart():

@@ -58,11 +58,11 @@ def test_a_run_that_cannot_know_what_never_came_says_so_first_and_shows_no_zero_
     document["cannot_tell"] = [{"about": "lost", "what": "what was lost", "option": "engine", "value": "producers"}]
     stand = stands(document)
     assert (stand.level, stand.headline) == ("note", "Nothing counted twice")
-    assert stand.but == "What never came cannot be told by these columns."
+    assert stand.but == "These columns do not show what never came."
     page = RunReport(document).html()
     assert "tile-missing" in RunReport(documents.clean()).html()
     assert "tile-missing" not in page
-    assert ("Gap map", "What never came cannot be told by these columns.") in absent(page)
+    assert ("Gap map", "These columns do not show what never came.") in absent(page)
 
 
 def test_numbers_lead_to_what_shows_more_and_commands_stand_in_letters_of_a_terminal():
@@ -381,5 +381,5 @@ def test_what_cannot_be_told_is_said_with_the_setting_that_would_tell_and_not_ca
     assert "there is nothing to look at" not in stand.exit
     answers = {check.question: (check.level, check.answer) for check in stand.checks}
     level, answer = answers["Did everything arrive?"]
-    assert (level, 'previous_timestamp = "COLUMN" would tell' in answer) == ("note", True)
+    assert (level, 'previous_timestamp = "COLUMN" would show it' in answer) == ("note", True)
     assert answers["Was anything counted twice?"][0] == "note"

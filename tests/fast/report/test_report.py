@@ -1,10 +1,13 @@
 """``onefold report``: renders again, from what a run left, without Spark."""
 
 import json
+import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from onefold.spark import objects
 from tests.lib import report_documents as documents
 from tests.lib.commands import here
 
@@ -33,6 +36,34 @@ def test_the_page_goes_where_it_is_told_to_and_the_figures_to_standard_output(ru
     assert "open sesame" not in done.stdout
     assert (tmp_path / "a page.html").exists()
     assert not (run / "report.html").exists()
+
+
+def test_the_page_goes_into_a_folder_that_is_named_and_through_a_pipe(run, tmp_path):
+    (tmp_path / "pages").mkdir()
+    assert here("report", run, "--out", "pages", cwd=tmp_path).returncode == 0
+    page = (tmp_path / "pages" / "report.html").read_bytes()
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor() as pool:
+        piped = pool.submit((tmp_path / "pipe").read_bytes)
+        assert here("report", run, "--out", "pipe", cwd=tmp_path).returncode == 0
+        assert piped.result(60) == page
+
+
+def test_of_runs_that_go_on_in_a_store_all_documents_are_fetched(tmp_path, monkeypatch):
+    batch = tmp_path / "out" / "batches" / "000000000000"
+    batch.mkdir(parents=True)
+    (tmp_path / "out" / "stream.json").write_text("{}")
+    (batch / "tally.json").write_text(json.dumps(documents.run()["tally"]))
+    (batch / "run.json").write_text(json.dumps(documents.run()))
+
+    def files_below(url):
+        files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+        return [objects.StoredFile(f"{url}/{file.relative_to(tmp_path / 'out')}", 1, 1) for file in files]
+
+    monkeypatch.setattr(objects, "files_below", files_below)
+    monkeypatch.setattr(objects, "opened", lambda url: (tmp_path / url.removeprefix("s3://")).open("rb"))
+    assert here("report", "s3://out", "--out", "page.html", cwd=tmp_path).returncode == 0
+    assert "1 run report" in (tmp_path / "page.html").read_text(encoding="utf-8").replace("</b>", "")
 
 
 def test_a_run_that_is_wrong_has_a_page_too(run, tmp_path):

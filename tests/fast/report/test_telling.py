@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from onefold.cli.output import BatchLines, steps_told
+from onefold.cli.output import BatchLines, step_log
 
 
 def read(file):
@@ -29,14 +29,14 @@ def test_a_line_that_a_crash_tore_does_not_spoil_the_next(tmp_path):
 
 def test_a_folder_that_cannot_be_written_to_stops_nothing(tmp_path):
     BatchLines(tmp_path / "not there").tell({"batch": 1})
-    with steps_told(tmp_path / "not there", lambda step: None) as begin:
+    with step_log(tmp_path / "not there", lambda step: None) as begin:
         begin("judging")
 
 
 def test_a_run_tells_its_steps_and_how_it_ended(tmp_path):
     times = iter([0.0, 1.0, 1.0, 3.5, 3.5, 4.0])
     said: list[str] = []
-    with steps_told(tmp_path, said.append, clock=lambda: next(times)) as begin:
+    with step_log(tmp_path, said.append, clock=lambda: next(times)) as begin:
         assert not (tmp_path / "progress.json").exists()
         begin("judging")
         assert json.loads((tmp_path / "progress.json").read_text())["state"] == "running"
@@ -53,7 +53,7 @@ def test_a_run_tells_its_steps_and_how_it_ended(tmp_path):
 
 def test_a_run_that_fails_says_why(tmp_path):
     def fail():
-        with steps_told(tmp_path, lambda step: None) as begin:
+        with step_log(tmp_path, lambda step: None) as begin:
             begin("judging")
             raise OSError("no jdbc://me:hunter2@db/x, says \udcff")  # as of the name of a file that is no text
 
@@ -61,3 +61,14 @@ def test_a_run_that_fails_says_why(tmp_path):
         fail()
     told = json.loads((tmp_path / "progress.json").read_text())
     assert (told["state"], told["why"]) == ("failed", "OSError: no jdbc://me:(hidden)@db/x, says \udcff")
+
+
+def test_a_password_is_hidden_before_the_reason_is_cut(tmp_path):
+    def fail():
+        with step_log(tmp_path, lambda step: None) as begin:
+            begin("judging")
+            raise OSError(f"{'x' * 470} jdbc://me:hunter2hunter2@db/x")
+
+    with pytest.raises(OSError, match="hunter2"):
+        fail()
+    assert "hunter" not in (tmp_path / "progress.json").read_text()

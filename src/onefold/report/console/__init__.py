@@ -1,1 +1,1 @@
-"""The live page: what a browser is given by `onefold serve console`. The server is in services; this is its face."""
+"""The live page of `onefold serve console`: its server, and what it watches."""

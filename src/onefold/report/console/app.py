@@ -1,19 +1,19 @@
-"""The console's server: a live page over running pipelines and servers. All of its routes only read.
+"""The console's server: a live page over running pipelines and servers. All routes only read.
 
-    GET  /                the page; without the token, one that asks for it
-    POST /login           the token, from that page
+    GET  /                the page; without the token, a login page
+    POST /login           the token, from the login page
     GET  /events          the views as they change, as server-sent events
     GET  /views           the views as they are, as JSON
-    GET  /explain         ?run=NUMBER&words=WORDS: what became of a message
+    GET  /explain         ?run=NUMBER&words=WORDS: the copies of a message and their verdicts
     GET  /reports/NUMBER  the report.html of a run, and no other file
     GET  /healthz, /metrics
 
-A browser cannot send a header with the address that somebody types in. So it is asked for the token, and gets a cookie
-that stands for it: a random word of this process, which scripts cannot read and other sites cannot make it send.
+A browser cannot send the token in a header. The login page asks for it and sets a cookie instead: a random value of
+this process, HttpOnly and SameSite=Strict.
 
-The page is one file with its style and its script, which asks only the server that it came from. The script writes
-foreign words as text and never as mark-up; and should one still get through, the content security policy lets no script
-run but this one, by its hash, and no request go elsewhere.
+The page is one file with its style and its script, which only talks to its own server. The script writes foreign values
+as text, never as markup. Should markup still get through, the content security policy allows no other script, by hash,
+and no request to other hosts.
 """
 
 import asyncio
@@ -47,18 +47,16 @@ from onefold.report.console.watch import REPORT, Folder, View, Watch, Watched
 from onefold.report.page import digest, environment, template_file
 from onefold.verdict import Verdict
 
-FORM_BYTES_MAX: Final = 16 << 10
 OURS: Final = ("same-origin", "none")
-"""What a browser says of a request that our own page made, or a person who typed the address."""
+"""Sec-Fetch-Site of requests from our own page, or from a typed address."""
 PREFIX: Final = "onefold_console"
 Explain: TypeAlias = Callable[[Path, str], dict[str, Any]]
-"""What became of the message that these words name, in this run."""
+"""Explain the message that these words name, in this run."""
 REPORT_BYTES_MAX: Final = 16 << 20
 WORDS_CHARS_MAX: Final = 500
-LIMITS: Final = HttpLimits(connections_max=100, grace_s=5)
-"""Each page that is open holds one connection."""
+LIMITS: Final = HttpLimits(connections_max=100, grace_s=5, body_bytes_max=16 << 10, body_s=10)
+"""Each open page holds one connection; the only body is the form with the token."""
 WRONG_S: Final = 0.5
-FORM_S: Final = 10.0
 PAGE_HEADERS: Final = {
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -68,32 +66,32 @@ REPORT_HEADERS: Final = {
     **PAGE_HEADERS,
     "content-security-policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:",
 }
-"""A report has no script; should the file be another than ours, it may do nothing here."""
+"""A report has no script; a foreign file in its place can do nothing."""
 
 
 class Entrance(Admission):
-    """Who may look: programs with the token in their header, browsers that gave it once; without one, this machine."""
+    """Admits programs that send the token, and browsers that logged in; without a token, only this machine."""
 
     def __init__(self, token: str | None, host: str, port: int) -> None:
         super().__init__(token, host)
         self._word = secrets.token_urlsafe(32)
-        self._name = f"onefold_console_{port}"  # a cookie is of a host, not of a port
+        self._name = f"onefold_console_{port}"  # cookies are per host, not per port
 
     def check(self, scope: Scope) -> None:
-        """Raise the answer for the one who may not. Of other sites only a link to the page itself is followed."""
+        """Raise the error for requests that are not admitted. Other sites may only link to the page itself."""
         path, headers = scope["path"], HTTPConnection(scope).headers
         locked = self._token is not None
         if path == "/login" and locked:
             return
         if headers.get("sec-fetch-site", "none") not in OURS and path != "/":
             raise HTTPException(403, "another site made this request")
-        word = HTTPConnection(scope).cookies.get(self._name, "")  # whatever cookies other servers of this host set
+        word = HTTPConnection(scope).cookies.get(self._name, "")  # other servers of this host may set cookies too
         if not (locked and hmac.compare_digest(word.encode(), self._word.encode())):
             super().check(scope)
 
     def cookie(self, form: bytes) -> str | None:
-        """The header Set-Cookie for a form with the right token; None for a wrong one."""
-        fields = parse_qs(form.decode("utf-8", errors="replace"))  # which is short
+        """The Set-Cookie header for a form with the right token, else None."""
+        fields = parse_qs(form.decode("utf-8", errors="replace"))  # the limits keep it short
         token = fields.get("token", [""])[0].strip()
         if self._token is None or not hmac.compare_digest(token.encode(), self._token):
             return None
@@ -101,7 +99,7 @@ class Entrance(Admission):
 
 
 def console_metrics(views: Sequence[View]) -> Iterator[Metric]:
-    """The figures of all that is watched, as they were last seen: streams need not be asked one by one."""
+    """The latest figures of everything watched, so that Prometheus need not scrape each stream."""
     well = GaugeMetricFamily(f"{PREFIX}_well", "1: nothing is wrong with it.", labels=["name", "kind", "state"])
     messages = GaugeMetricFamily(f"{PREFIX}_messages", "Messages by verdict.", labels=["name", "verdict"])
     heard = GaugeMetricFamily(f"{PREFIX}_heard_seconds", "When it was last heard from.", labels=["name"])
@@ -119,7 +117,7 @@ def console_metrics(views: Sequence[View]) -> Iterator[Metric]:
 
 @cache
 def page(name: str) -> str:
-    """A page of a template, with the look of the report; ``console.html.j2`` or ``login.html.j2``."""
+    """A page with the style of the report: ``console.html.j2`` or ``login.html.j2``."""
     report_style, own_style = template_file("onefold.report", "page.css"), template_file(__package__, "console.css")
     style, script = Markup(palette()) + report_style + own_style, template_file(__package__, "console.js")  # noqa: S704
     return (
@@ -130,11 +128,11 @@ def page(name: str) -> str:
 
 
 def read_report(path: Path) -> bytes:
-    """A file of a folder; a link to another place is not followed, and what is no file is not read."""
+    """Read a regular file; links are not followed."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
-        raise OSError(f"{path} is no file")
+        raise OSError(f"{path} is not a file")
     with os.fdopen(number, "rb") as file:
         data = file.read(REPORT_BYTES_MAX + 1)
     if len(data) > REPORT_BYTES_MAX:
@@ -143,7 +141,7 @@ def read_report(path: Path) -> bytes:
 
 
 class ConsoleServer(HttpServer):
-    """Shows what is watched until it is stopped. It keeps nothing: a kill ends it as well as a signal."""
+    """Serves the page until it is stopped. It has no state: a kill is as good as a signal."""
 
     name = "console"
 
@@ -187,13 +185,7 @@ class ConsoleServer(HttpServer):
         return HTMLResponse(page("console.html.j2"), headers=PAGE_HEADERS)
 
     async def login(self, request: Request) -> Response:
-        form = b""
-        async with asyncio.timeout(FORM_S):
-            async for piece in request.stream():
-                form += piece
-                if len(form) > FORM_BYTES_MAX:
-                    raise HTTPException(413, f"the form has more than {FORM_BYTES_MAX:,} bytes")
-        cookie = self._entrance.cookie(form)
+        cookie = self._entrance.cookie(await request.body())
         if cookie is None:
             await asyncio.sleep(WRONG_S)
             return HTMLResponse(page("login.html.j2"), 401, PAGE_HEADERS)
@@ -212,7 +204,7 @@ class ConsoleServer(HttpServer):
 
     def _view(self, i: int) -> dict[str, Any]:
         view = self._watch.views[i]
-        # Pages tell ages by the time of this machine, whatever their own clock says.
+        # Pages compute ages by the clock of this machine, not by their own.
         of_here = {"number": i, "now_ms": wall_ms(), "explains": view.explains and self._explain is not None}
         return {**asdict(view), **of_here}
 
@@ -220,13 +212,13 @@ class ConsoleServer(HttpServer):
         return answer({"views": [self._view(i) for i in range(len(self._watch.views))]})
 
     async def explain(self, request: Request) -> Response:
-        """GET /explain: one at a time, for each is a job on all cores."""
+        """GET /explain: one at a time, because each is a job on all cores."""
         number, words = request.query_params.get("run", ""), request.query_params.get("words", "")
         folder = self._folder(int(number) if number.isdecimal() and len(number) < 9 else -1)
         if self._explain is None:
-            raise BadInput("nothing can be asked: explaining needs Spark, which is not installed")
+            raise BadInput("explaining needs Spark, which is not installed")
         if not folder.explains:
-            raise BadInput(f"{folder.name} cannot be asked: it is not complete")
+            raise BadInput(f"{folder.name} cannot be explained: it is not complete")
         if not 0 < len(words.strip()) <= WORDS_CHARS_MAX:
             raise BadInput(f"words has {len(words):,} characters, must have 1 to {WORDS_CHARS_MAX}")
         if self._explaining.locked():

@@ -1,16 +1,16 @@
-"""What the console shows of pipelines and servers (`View`), and looking at all of them again and again (`Watch`).
+"""The views of pipelines and servers in the console (`View`), and polling all of them (`Watch`).
 
-A pipeline is as its folder tells it (`Folder`): `onefold run` writes there how far it is, and in the end what came of
-it. Nothing is read while the files stay as they are. A file may be torn, old, or not ours: that is shown, not raised.
+A pipeline is read from its folder (`Folder`), where `onefold run` writes its progress and its result. Files that have
+not changed are not read again. A file may be torn, old, or not from onefold: that is shown, not raised.
 
     progress.jsonl, stream.json   of a stream: a line per batch, and one that says how it ended
-    progress.json, run.json       of a batch run: the step it is in; all of it, once it is complete
+    progress.json, run.json       of a batch run: the current step; the result, once it is complete
 
-A server is as its own figures tell it (`WatchedServer`): ``/healthz`` says whether it is well, ``/metrics`` what it
-counted. The answers are foreign: bounded in time and size, no redirect is followed, no proxy is asked.
+A server is asked over HTTP (`WatchedServer`): ``/healthz`` for its health, ``/metrics`` for its counts. Answers are
+foreign: they are bounded in time and size, and neither redirects nor proxies are used.
 
-A `View` is plain and bounded, and of foreign texts nothing but text. A listener hears what changed; a slow one misses
-words in between, never the last, so nothing piles up for it.
+A `View` is bounded, and foreign text in it is made printable. Listeners get the views that changed; a slow one skips
+versions in between, never the last, so nothing queues up.
 """
 
 import asyncio
@@ -68,16 +68,16 @@ BATCH_FACTS: Final[Mapping[str, tuple[str, Unit]]] = {
 STEPS, REPORT = "progress.json", "report.html"
 WATCHED: Final = (RUN, STEPS, STREAM, PROGRESS, REPORT)
 DOCUMENT_BYTES_MAX: Final = 8 << 20
-"""Of run.json: that of a run is below 1 MB."""
+"""The largest run.json; a run's is below 1 MB."""
 TAIL_BYTES: Final = 512 << 10
-"""Of progress.jsonl the last part: some 500 batches."""
+"""How much of the end of progress.jsonl is read: about 500 batches."""
 TAIL_LINES: Final = 500
 STEPS_MAX: Final = 20
 STATES: Final[Mapping[Any, State]] = {"running": "running", "failed": "trouble", "complete": "complete"}
 RejectedRows: TypeAlias = Callable[[Path], Sequence[tuple[str, str]]]
-"""Some of the rejected rows in a folder of a run, or of a batch: the reason, and the row as text."""
+"""Some rejected rows in the folder of a run or a batch: the reason, and the row as text."""
 ANSWER_BYTES_MAX: Final = 4 << 20
-"""Of an answer: a thousand topics have about 1 MB of figures."""
+"""The largest answer; a thousand topics have about 1 MB of figures."""
 ASK_S: Final = 3.0
 ALL_S: Final = 10.0
 SERVER_FACTS: Final[Mapping[str, tuple[str, Unit]]] = {
@@ -101,15 +101,15 @@ SERVER_FACTS: Final[Mapping[str, tuple[str, Unit]]] = {
     "onefold_reconcile_fetched_total": ("records given", "count"),
     "onefold_connections": ("connections", "count"),
 }
-"""Figures that are shown, in this order; those of several topics or queues are added up."""
+"""The figures to show, in this order; several topics or queues are summed."""
 WATCHED_MAX: Final = 64
 QUIET_S: Final = 15.0
-"""After so long without news a listener gets an empty word: proxies cut silent connections off after a minute."""
+"""A listener without news gets an empty event after this time: proxies close connections after a silent minute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """Rows of one reason that were rejected; of some, one of them."""
+    """Rejected rows of one reason, with one of the rows if known."""
 
     reason: str
     count: int
@@ -123,12 +123,12 @@ class View:
     kind: Kind
     state: State
     told: str
-    """What it is doing, or what is wrong."""
+    """The current step, or the error."""
     at_ms: int | None = None
     counts: Counts | None = None
     balanced: bool = True
     points: tuple[tuple[int, int, int, int, int], ...] = ()
-    """The time, and the counts up to then."""
+    """The time, and the counts at that time."""
     facts: tuple[Fact, ...] = ()
     rejects: tuple[Rejected, ...] = ()
     """The newest first."""
@@ -137,7 +137,7 @@ class View:
 
 
 class Watched(Protocol):
-    """Something that can be looked at again and again, from one thread at a time."""
+    """Something to poll, from one thread at a time."""
 
     @property
     def name(self) -> str: ...
@@ -146,14 +146,14 @@ class Watched(Protocol):
     def every_s(self) -> float: ...
 
     def look(self) -> View:
-        """How it stands now; what is wrong with it is in the view, not raised."""
+        """The current view; errors are in the view, not raised."""
         ...
 
 
 def whole(value: Any) -> int:
-    """A whole number that a browser can hold, such as a time; ValueError for all else."""
+    """The value if it is an integer that a browser can represent, else ValueError."""
     if type(value) is not int or not -WHOLE_MAX < value < WHOLE_MAX:
-        raise ValueError(f"{shown(value)} is no whole number below {WHOLE_MAX:,}")
+        raise ValueError(f"{shown(value)} is not a whole number below {WHOLE_MAX:,}")
     return value
 
 
@@ -165,7 +165,7 @@ def counts_of(tally: Tally) -> Counts:
 def stream_view(
     lines: Sequence[Mapping[str, Any]], more: Mapping[str, Any], rejected: Callable[[int], Sequence[tuple[str, str]]]
 ) -> View:
-    """How a stream stands after these lines; ``rejected``: some rows that were rejected in a batch, with the reason."""
+    """The view of a stream with these lines; ``rejected``: some rejected rows of a batch, with reasons."""
     batches = [line for line in lines if type(line.get("batch")) is int][-POINTS_MAX - 1 :]
     if not batches:
         return View(kind="stream", state="waiting", told="no batch yet", **more)
@@ -175,7 +175,7 @@ def stream_view(
     text = f"{how}; batch {last['batch']:,}" if how else f"batch {last['batch']:,}"
     if not tally.balanced:
         state, text = "trouble", f"THE BOOKS DO NOT BALANCE: {tally}"
-    facts = ReportPart({**last, "held": last.get("held") or None})  # what is held back is told only if there is any
+    facts = ReportPart({**last, "held": last.get("held") or None})  # "held" is shown only if it is not 0
     points = tuple((whole(line["at_ms"]), *counts_of(tally)) for line, tally in zip(batches, tallies, strict=True))
     return View(
         kind="stream", state=state, told=text, at_ms=whole(lines[-1]["at_ms"]), counts=counts_of(tally),
@@ -188,7 +188,7 @@ def stream_view(
 def _rejects(
     batches: Sequence[Mapping[str, Any]], tallies: Sequence[Tally], rejected: Callable[[int], Sequence[tuple[str, str]]]
 ) -> tuple[Rejected, ...]:
-    """What was rejected in each of the last batches: by how much the books have grown. The newest has its rows."""
+    """The rejects of the last batches, by the growth of the books; the newest with rows."""
     rejects: list[Rejected] = []
     grown = [(batches[0], tallies[0], Tally())] if batches[0]["batch"] == 0 else []
     grown += [(line, new, old) for (old, new), line in zip(pairwise(tallies), batches[1:], strict=True)]
@@ -207,13 +207,13 @@ def _rejects(
 
 
 class Folder:
-    """The folder of a run or a stream; it need not be there yet."""
+    """The folder of a run or a stream, which need not exist yet."""
 
     every_s: Final = 0.5
 
     def __init__(self, path: Path, rejected: RejectedRows = lambda folder: ()) -> None:
         self.path = path
-        words = str(path)  # of a long one its end, by which runs differ
+        words = str(path)  # of a long path its end, where runs differ
         self.name = shown(words if len(words) <= TEXT_CHARS_MAX else f"...{words[3 - TEXT_CHARS_MAX :]}")
         self._rejected = rejected
         self._signs: list[tuple[int, int, int] | None] = []
@@ -221,7 +221,7 @@ class Folder:
 
     @property
     def explains(self) -> bool:
-        """Whether it can be asked about a message; from any thread."""
+        """Whether `explain` works for this folder; from any thread."""
         return any((self.path / name).is_file() for name in (RUN, STREAM))
 
     def look(self) -> View:
@@ -249,12 +249,12 @@ class Folder:
             return self._run_view(names, more, self.path)
         except (OSError, OnefoldError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             kind: Kind = "stream" if names & {PROGRESS, STREAM} else "run"
-            ours = isinstance(error, LookupError | TypeError | AttributeError)  # their words are for programmers
+            ours = isinstance(error, LookupError | TypeError | AttributeError)  # their messages are for programmers
             why = "it is not as onefold writes it" if ours else error
             return View(kind=kind, state="trouble", told=shown(f"cannot be read: {why}"), **more)
 
     def _run_view(self, names: set[str], more: dict[str, Any], place: Path) -> View:
-        """``place``: the folder of the run; of runs that go on that of the newest."""
+        """``place``: the folder of the run; with [memory], that of the newest version."""
         steps = read_object(self.path / STEPS, "steps", bytes_max=DOCUMENT_BYTES_MAX) if STEPS in names else {}
         state = STATES.get(steps.get("state"), "running") if steps else "complete"
         if state != "complete":
@@ -264,7 +264,7 @@ class Folder:
             text = shown(steps.get("why") or now)
             return View(kind="run", state=state, told=text, at_ms=whole(steps["at_ms"]), facts=facts, **more)
         if not (place / RUN).is_file():
-            return View(kind="run", state="waiting", told="nothing is there yet", **more)
+            return View(kind="run", state="waiting", told="nothing there yet", **more)
         run = read_object(place / RUN, "tally", bytes_max=DOCUMENT_BYTES_MAX)
         tally = Tally.from_dict(run["tally"])
         knows_gaps = all(each["about"] != "lost" for each in run.get("cannot_tell") or ())
@@ -284,7 +284,7 @@ class Folder:
         if tally.balanced:
             text += "" if agrees is None else "; source and sink agree" if agrees else "; SOURCE AND SINK DO NOT AGREE"
             text += f"; {alone:,} repeats have no first" if alone else ""
-            text += "; not all can be told, see the report" if run.get("cannot_tell") else ""
+            text += "; not everything is known, see the report" if run.get("cannot_tell") else ""
         return View(
             kind="run", state="complete" if tally.balanced and agrees is not False else "trouble", told=text,
             at_ms=round((place / RUN).stat().st_mtime * 1000), counts=counts_of(tally), balanced=tally.balanced,
@@ -307,13 +307,13 @@ class WatchedServer:
 
     def __init__(self, url: str, token: str | None = None, *, clock: Callable[[], float] = time.time) -> None:
         parts = urlsplit(url)
-        if "@" in parts.netloc:  # which may hold a password: it is not shown
+        if "@" in parts.netloc:  # it may hold a password, so it is not shown
             raise Misuse(
                 "server is an address with a login, must be like http://127.0.0.1:7654; see --server-token-file"
             )
         try:
             is_address = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:  # a port that no number is
+        except ValueError:  # the port is not a number
             is_address = False
         if not is_address or parts.path.strip("/") or parts.query or parts.fragment:
             raise Misuse(f"server is {shown(url.partition('?')[0])!r}, must be like http://127.0.0.1:7654")
@@ -342,7 +342,7 @@ class WatchedServer:
         counts, reasons = _counted(samples)
         if counts is not None:
             if self._points and any(new < old for new, old in zip(counts, self._points[-1][1:], strict=True)):
-                self._points.clear()  # it was started again, and counts from 0
+                self._points.clear()  # it was restarted, and counts from 0
                 self._reasons = None
             self._points.append((now, *counts))
         where = "since the last look" if self._reasons is not None else "before the console was started"
@@ -351,7 +351,7 @@ class WatchedServer:
         self._reasons = reasons
         sums: Counter[str] = Counter()
         for sample in samples:
-            if sample.name in SERVER_FACTS and abs(sample.value) < 2**53:  # who does not know says NaN
+            if sample.name in SERVER_FACTS and abs(sample.value) < 2**53:  # unknown figures are NaN
                 sums[sample.name] += sample.value  # type: ignore[assignment]  # some are fractions
         facts = tuple((label, float(sums[name]), unit) for name, (label, unit) in SERVER_FACTS.items() if name in sums)
         state: State = "running" if health == "ok" else "trouble"
@@ -364,7 +364,7 @@ class WatchedServer:
         )  # fmt: skip
 
     def _health(self) -> str:
-        """What /healthz says; a stream with --metrics has none, and answers there with its figures."""
+        """The status in /healthz; a stream with --metrics has none, and returns its figures there."""
         status, body = self._ask("/healthz")
         document = next(json_objects([body]), {})
         return shown(document.get("status", "ok" if status == 200 else f"status {status}"))
@@ -373,7 +373,7 @@ class WatchedServer:
         kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
         connection = kinds[self._parts.scheme](self._parts.hostname or "", self._parts.port, timeout=ASK_S)
 
-        # The timeout is that of a single read: who sends a byte a second would hold us for weeks.
+        # The timeout is per read: a server that sends a byte a second would block for weeks.
         def cut_off() -> None:
             if connection.sock is not None:
                 with suppress(OSError):
@@ -396,7 +396,7 @@ class WatchedServer:
 
 
 def _counted(samples: list[Sample]) -> tuple[Counts | None, Counter[str]]:
-    """The sums by verdict, and of what was rejected by reason; None: it counts no messages."""
+    """The sums by verdict (None if it counts no messages), and the rejects by reason."""
     sums: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     for sample in samples:
@@ -411,7 +411,7 @@ def _counted(samples: list[Sample]) -> tuple[Counts | None, Counter[str]]:
 
 
 class Watch:
-    """The newest view of everything that is watched; lives on one event loop."""
+    """The newest view of everything watched, on one event loop."""
 
     def __init__(self, watched: Sequence[Watched]) -> None:
         names = [each.name for each in watched]
@@ -439,7 +439,7 @@ class Watch:
         while True:
             try:
                 view = await loop.run_in_executor(self._pool, each.look)
-            except Exception as error:  # a view must not end all others
+            except Exception as error:  # one view must not end the others
                 view = View(name=each.name, kind="run", state="trouble", told=shown(f"{type(error).__name__}: {error}"))
             if view != self.views[i] or not self._versions[i]:
                 async with self._news:
@@ -449,10 +449,10 @@ class Watch:
             await asyncio.sleep(each.every_s)
 
     async def listen(self) -> AsyncIterator[list[int]]:
-        """Which views are new, again and again: first all of them; an empty list after a long silence."""
+        """Yield the numbers of new views: first all; an empty list after a long silence."""
         heard = [-1] * len(self.views)
         while not self._closing:
-            # Nothing is yielded inside: who is slow to read must not hold what all others wait for.
+            # Do not yield inside: a slow reader must not hold the lock.
             async with self._news:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(QUIET_S):

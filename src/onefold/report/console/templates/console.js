@@ -9,7 +9,7 @@ const views = new Map();
 let clockOff = 0, lost = false;
 const now = () => Date.now() + clockOff;
 
-// Everything foreign becomes text here, and only here; nothing is ever parsed as mark-up.
+// All foreign values become text nodes here; nothing is parsed as markup.
 function make(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -54,7 +54,7 @@ function rates(view) {
   const points = view.points;
   if (view.state !== "running" || points.length < 2) return null;
   const last = points[points.length - 1], before = points[points.length - 2];
-  // The rate of a batch that is long over is history.
+  // The rate of an old batch says nothing about now.
   if (now() - last[0] > 3 * Math.max(RATE_MS, last[0] - before[0])) return VERDICTS.map(() => 0);
   let from = points.length - 2;
   while (from > 0 && last[0] - points[from - 1][0] <= RATE_MS) from--;
@@ -64,7 +64,7 @@ function rates(view) {
 
 const sum = numbers => numbers.reduce((a, b) => a + b, 0);
 
-// --- the chart: a bar from each point to the next, as high as the rate between them ---
+// --- the chart: a bar from each point to the next, with the rate as its height ---
 
 function chart(svg, view) {
   const points = view.points.slice(-BARS_MAX - 1), height = 150, floor = 124, top = 18;
@@ -96,7 +96,7 @@ function chart(svg, view) {
     draw("text", {x: 0, y: height - 8}, clock(from)),
     draw("text", {x: width, y: height - 8, class: "end"}, clock(points[points.length - 1][0])),
   );
-  svg.setAttribute("aria-label", `Messages a second by verdict, from ${clock(from)} to ${clock(points[points.length - 1][0])}; at most ${rated(most)}`);
+  svg.setAttribute("aria-label", `Messages per second by verdict, from ${clock(from)} to ${clock(points[points.length - 1][0])}; at most ${rated(most)}`);
 }
 
 // --- a pipeline or a server ---
@@ -119,7 +119,7 @@ function room(number) {
     report: make("a", {href: `/reports/${number}`, target: "_blank", rel: "noopener"}, "report"),
     tiles: VERDICTS.map(tile), facts: make("ul", {class: "facts"}),
     chart: draw("svg", {class: "chart", role: "img"}),
-    rejects: table("Rejected, the newest first", ["reason", "rows", "where", "one of them"]),
+    rejects: table("Rejected, the newest first", ["reason", "rows", "where", "example"]),
   };
   parts.books = make("dl", {class: "tiles"}, ...parts.tiles.map(each => each.node));
   parts.scroll = make("div", {class: "scroll"}, parts.rejects.node);
@@ -158,7 +158,7 @@ function silent(view) {
   return view.kind !== "server" && view.state === "running" && now() - view.at_ms > QUIET_MS;
 }
 
-// What grows old by itself: ages, rates, and what follows from them.
+// Ages and rates, which change without new data.
 function aged() {
   for (const {room, view} of views.values()) {
     const speed = rates(view);
@@ -186,7 +186,7 @@ function summary() {
   $("head").className = `head ${level}`;
   $("headline").textContent = unbalanced.length ? "The books do not balance" : wrong.length ? "Something is wrong"
     : lost ? "Connection lost" : quiet.length ? "Nothing was heard for long" : running ? "All is well" : level === "ok" ? "All is done" : "Nothing is running";
-  $("sub").textContent = wrong.length ? wrong.map(view => view.name).join(", ") : lost ? "Below is what was heard last."
+  $("sub").textContent = wrong.length ? wrong.map(view => view.name).join(", ") : lost ? "The data below is not current."
     : quiet.length ? `${quiet.map(view => view.name).join(", ")}: there is nothing to read, or the process is gone.`
     : `${running} of ${all.length} running.${books ? " Every message has its verdict, and the books balance." : ""}${open(all)}`;
   [sum(speed), ...speed].forEach((rate, i) => { sums[i].count.textContent = rated(rate); });
@@ -234,7 +234,7 @@ function explained(found) {
 $("ask").addEventListener("submit", async event => {
   event.preventDefault();
   $("go").disabled = true;
-  $("answer").replaceChildren(make("p", {}, "Looking; the first question takes some seconds more."));
+  $("answer").replaceChildren(make("p", {}, "Searching; the first question takes a few seconds longer."));
   try {
     const response = await fetch(`/explain?${new URLSearchParams({run: $("run").value, words: $("words").value})}`);
     const found = await response.json();
@@ -246,7 +246,7 @@ $("ask").addEventListener("submit", async event => {
   }
 });
 
-// --- what is heard ---
+// --- events ---
 
 function linked(state, words) {
   lost = state === "lost";
