@@ -6,6 +6,7 @@ of one name it keeps the last. (Half of a surrogate pair is left to whoever writ
 """
 
 import json
+from collections import Counter
 from typing import Any, Final
 
 from onefold.errors import BadInput
@@ -39,9 +40,8 @@ def _no_constant(name: str) -> Any:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in values if names.count(name) > 1)
-        raise ValueError(f"the name {json.dumps(twice[:60])} is there twice in one object")
+        name = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"the name {json.dumps(name[:60])} is there twice in one object")
     return values
 
 
