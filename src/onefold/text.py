@@ -8,7 +8,7 @@ TEXT_MAX: Final = 300
 """Characters that are shown of it."""
 OBEYED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode's categories of what is not seen but done: controls, directions of writing, half characters, separators."""
-_LOGIN: Final = re.compile(r"(://[^\s/@:?#]{0,200}):[^\s/?#]{0,200}@")
+_LOGIN: Final = re.compile(r"(://[^\s/@:?#]*):[^\s/?#]*@")  # linear: neither part goes beyond the next ://
 
 
 def plain(value: object, most: int = TEXT_MAX) -> str:
