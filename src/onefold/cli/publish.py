@@ -46,9 +46,8 @@ def publish(
         ):
 
             def show_share(publisher: FilePublisher) -> None:
-                size = max(1, file.stat().st_size)
-                share = min(100, 100 * publisher.answered // size)
-                show(f"{publisher.stored:,} lines stored, {share} % of {size:,} bytes")
+                share = min(100, 100 * publisher.answered // max(1, publisher.size))
+                show(f"{publisher.stored:,} lines stored, {share} % of {publisher.size:,} bytes")
 
             publisher = FilePublisher(file, producer, keep=keep, tell=show_share)
             publisher.run(threading.Event().wait if follow else None)

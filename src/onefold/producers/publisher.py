@@ -133,6 +133,8 @@ class FilePublisher:
         """The offset of the line that an earlier run stored last; None: there was none."""
         self.answered = 0
         """The offset up to which all is stored."""
+        self.size = 0
+        """Bytes of the file when it was last looked at."""
         self._producer = producer
         self._tell = tell
         self._pending: deque[tuple[int, int, Future[Receipt]]] = deque()
@@ -142,6 +144,7 @@ class FilePublisher:
         with self.path.open("rb") as file:
             if not file.seekable():
                 raise Misuse(f"{self.path}: cannot be read again from a place, so it cannot be published once")
+            self.size = file.seek(0, os.SEEK_END)
             start = self._start(file)
             try:
                 for offset, line in self._lines(file, start, wait):
@@ -167,7 +170,7 @@ class FilePublisher:
             raise Misuse(f"{text} {why}", floor=floor)
         if last < 0:
             return 0
-        size = file.seek(0, os.SEEK_END)
+        size = self.size
         if (prefix := self._prefix.recall()) is not None and self._prefix.read(file, prefix[0]) != prefix[1]:
             text = f"{self.path}: is not the file that was published as {self._producer.name!r}: its first"
             why = "bytes are not those that were read then; a rotated or rewritten file needs another name (--name)"
@@ -193,10 +196,11 @@ class FilePublisher:
                     yield at, self._short(at, line)
                     at += len(line) + 1
                 self._short(at, rest)
+            now, position = os.fstat(file.fileno()), file.tell()
+            self.size = now.st_size
             self._take_answers(only_done=True)
             if wait is None:
                 break
-            now, position = os.fstat(file.fileno()), file.tell()
             if now.st_size < position:
                 raise Misuse(f"{self.path}: was cut to {now.st_size} bytes, {position} were read", path=str(self.path))
             try:
