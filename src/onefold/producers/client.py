@@ -185,6 +185,8 @@ def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, BatchLim
         session = ProducerSession(str(fields["name"]), *numbers)
         messages_max = min(int(fields["batch_messages_max"]), BATCH_MESSAGES_MAX)
         bytes_max = min(int(fields["batch_bytes_max"]), BATCH_BYTES_MAX)
+        if messages_max < 1:
+            raise ValueError("no message fits into a batch")
         return session, BatchLimits(int(fields["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
     except (BadInput, ValueError, KeyError, TypeError, OverflowError) as error:
         raise Misuse(f"{url}: not an ingest server: it greets with {greeting[:100]!r}", url=url) from error
