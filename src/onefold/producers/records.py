@@ -202,6 +202,7 @@ class SequenceBounds(NamedTuple):
 
 
 SEQUENCE_MAX: Final = 2**63 - 2
+EPOCH_MAX: Final = 2**32 - 1
 NAME_BYTES_MAX: Final = 200
 
 

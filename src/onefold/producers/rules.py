@@ -106,6 +106,8 @@ class Sequences:
         if digests is not None:
             records.one_each(digests, sequence, high)
         if not self._memory.on:
+            if epoch is not None and (type(epoch) is not int or not 0 <= epoch <= records.EPOCH_MAX):
+                return records.UNKNOWN_EPOCH  # a log could not hold it
             return self._first(producer, records.SWITCHED_OFF, ((sequence, high),))
         if self.fenced:
             return records.FENCED

@@ -180,17 +180,16 @@ class Highest:
     def note(self, low: int, digests: Sequence[int], count_max: int) -> None:
         """Remember the digests of a run that begins at ``low``; the newest ``count_max`` stay."""
         if count_max:
-            if len(digests) == 1:
-                packed = DIGEST.pack(low, digests[0] & _MASK)
-            else:
-                newest, end = [digest & _MASK for digest in digests[-count_max:]], low + len(digests)
-                packed = b"".join(map(DIGEST.pack, range(end - len(newest), end), newest))
-            self.digests = (self.digests + packed)[-DIGEST.size * count_max :]
+            first = low + max(0, len(digests) - count_max)
+            newest = enumerate(digests[-count_max:], first)
+            packed = [DIGEST.pack(at, digest & _MASK) for at, digest in newest if digest != records.NO_DIGEST]
+            self.digests = (self.digests + b"".join(packed))[-DIGEST.size * count_max :]
 
     def contradicts(self, low: int, high: int, digests: Sequence[int]) -> bool:
         """Is one of ``low..high`` known to be stored with another digest?"""
         newest = dict(DIGEST.iter_unpack(self.digests))  # of a sequence that is in the log twice, the newest counts
-        return any(low <= at <= high and digest != digests[at - low] & _MASK for at, digest in newest.items())
+        known = ((digest, digests[at - low]) for at, digest in newest.items() if low <= at <= high)
+        return any(other not in (digest, records.NO_DIGEST) and digest != other & _MASK for digest, other in known)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Highest) and self._state() == other._state()
