@@ -86,7 +86,7 @@ class Batch:
 
     @property
     def size(self) -> int:
-        return len(self.producer) + MESSAGE_COST * len(self) + sum(map(len, self.payloads))
+        return MESSAGE_COST * len(self) + sum(map(len, self.payloads))
 
     def runs(self, bytes_max: int) -> Iterator[tuple[int, int]]:
         """Where runs of consecutive sequences begin and end; a message that is too large is none, and is left out."""

@@ -196,8 +196,7 @@ class Topic:
         self.settings = settings or TopicSettings()
         self.log = log
         self.tally = Tally()
-        self.problem: str | None = None
-        """Why the last snapshot or trim did not work; None: it did. Publishing goes on without."""
+        self._problems: dict[str, str] = {}  # by task
         self._clock = clock
         self._elapsed = elapsed or (elapsed_ms if clock is wall_ms else clock)
         self._timing = threading.Lock()
@@ -249,7 +248,7 @@ class Topic:
     def connect(self, name: str | None = None) -> ProducerSession:
         """Open a session: a new epoch, which fences off who used the name before; None: a new name is given out."""
         producer = f"producer-{uuid4().hex}" if name is None else name
-        session = self._settled(self._ask(lambda: requests.connect(self._memory, producer), len(producer)))
+        session = self._settled(self._ask(lambda: requests.connect(self._memory, producer), requests.MESSAGE_COST))
         with self._judging:
             self._fence.lift(producer)
         return session
@@ -286,6 +285,8 @@ class Topic:
         return self._settled(self._submit(batch, epoch))
 
     def publish_keyed(self, key: str, payload: bytes) -> Receipt:
+        if type(payload) is not bytes:
+            raise Misuse(f"a payload is bytes, not {type(payload).__name__}")
         self.arrive(1)
         return self._settled(self.submit_keyed(key, payload))
 
@@ -300,6 +301,11 @@ class Topic:
         self._settled(self._ask(lambda: requests.control(self._memory, Kind.RESET, 0, producer), 0))
         with self._judging:
             self._fence.lift(producer)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the last snapshot, trim or clock record failed; None: they did not. Publishing goes on without them."""
+        return next(iter(list(self._problems.values())), None)
 
     @property
     def waiting(self) -> bool:
@@ -403,7 +409,9 @@ class Topic:
                     if self.settings.memory == "highest" and self._memory.switched_on:
                         self._fence.raise_for(request.drafts)
                     self.tally.judge(records.WRITE_FAILED, sum(count for _, count in request.verdicts))
-            answers += [partial(future.set_exception, error) for _, future in tickets]
+            # An interrupt is for this thread alone: in another it would end whoever waits there.
+            failure = error if isinstance(error, Exception) else StoreFailed("the write was interrupted: try again")
+            answers += [partial(future.set_exception, failure) for _, future in tickets]
             if isinstance(error, StoreFailed):
                 return  # which the futures tell
             if self.log.end != end:  # interrupted when it was stored, but not known to be
@@ -420,7 +428,7 @@ class Topic:
         with self._committing:
             if self._closed:
                 return
-            with self._in_peace():
+            with self._housekeeping("clock"):
                 self._set_clock()
             self._keep_house()
             self._retain()
@@ -429,28 +437,28 @@ class Topic:
         """If it is due: forget idle producers, save what is remembered, drop what need not be kept."""
         if not self._cadence.due(self._elapsed()):
             return
-        with self._in_peace():
+        with self._housekeeping("snapshot"):
             if self.settings.idle_ms is not None:
                 now_ms = self._now()
                 self._note(Kind.PURGE, now_ms - self.settings.idle_ms, now_ms)
             self.save()
-            self.problem = None
         self._cadence.done(self._elapsed())  # also if it failed: again when the next one is due
         self._retain()
 
     def _retain(self) -> None:
         limit, age = self.settings.retain_bytes, self.settings.retain_ms
         if limit is not None or age is not None:
-            with self._in_peace():
+            with self._housekeeping("retention"):
                 self.log.retain(bytes=limit, before_ms=None if age is None else self._now() - age)
 
     @contextmanager
-    def _in_peace(self) -> Iterator[None]:
-        """What fails in here is a problem of the topic, and of nobody who publishes."""
+    def _housekeeping(self, task: str) -> Iterator[None]:
+        """Keep an error of this task as a problem of the topic, until the task succeeds; publishers never see it."""
         try:
             yield
+            self._problems.pop(task, None)
         except (OnefoldError, OSError) as error:
-            self.problem = str(error)
+            self._problems[task] = str(error)
 
     def save(self) -> None:
         """Save what is remembered, with its position: the next opening reads only the records behind it."""
@@ -470,7 +478,7 @@ class Topic:
                 return
             self._closed = True
         try:
-            with self._in_peace():
+            with self._housekeeping("snapshot"):
                 self.flush()
                 self.save()
         finally:
