@@ -138,9 +138,10 @@ class _Judged:
             return
         self.spans.append((begin, end, Answer(*answer), -1 if kind is None else len(self.drafts)))
         if kind is not None:
-            batch, same = self.batch, (repeat(kind), repeat(self.batch.producer), repeat(self.epoch or 0))
-            columns = batch.sequences[begin:end], batch.digests[begin:end], batch.payloads[begin:end]
-            self.drafts += map(_draft, zip(same[0], same[1], columns[0], same[2], columns[1], columns[2], strict=False))
+            batch, rows = self.batch, slice(begin, end)
+            kinds, names, epochs = repeat(kind), repeat(batch.producer), repeat(self.epoch or 0)
+            columns = kinds, names, batch.sequences[rows], epochs, batch.digests[rows], batch.payloads[rows]
+            self.drafts += map(_draft, zip(*columns, strict=False))
 
     def judge(self, i: int, j: int) -> None:
         batch, low = self.batch, self.batch.sequences[i]

@@ -218,9 +218,9 @@ class Counters:
         is_run = order < count
         rows = np.flatnonzero(~is_run)  # positions of the rows among the runs, in their order
         at = np.maximum.accumulate(np.where(is_run, order, -1))[rows]  # the run that began last
-        known, since_then = np.append(runs.owner, -1)[at] == owner, self._ends(at)
-        inside = known & ((time < since_then.until) | (time == since_then.until) & (sequence <= since_then.high))
-        fits = (since_then.low <= sequence) & (sequence <= since_then.high)
+        before = Runs(*(np.append(column, -1)[at] for column in runs))  # -1: there is none
+        inside = (before.owner == owner) & ((time < before.until) | (time == before.until) & (sequence <= before.high))
+        fits = (before.low <= sequence) & (sequence <= before.high)
         codes = np.where(inside, np.where(fits, _SEEN, _CONTRADICTS), _NEW).astype(np.int8)
         codes[time <= self.forgotten[owner]] = _FORGOTTEN
         first = begins(owner, time, sequence) & (codes == _NEW)
@@ -231,18 +231,10 @@ class Counters:
         until, high = np.concatenate((runs.until, time)), np.concatenate((runs.high, sequence))
         every = Runs(owners[items], times[items], numbers[items], until[items], high[items])
         codes[first] = _reasons(every, items < count)[items >= count]
-        self.runs = _joined(every)
-        self._bound()
+        runs = self.runs = _joined(every)
+        later = np.searchsorted(runs.owner, runs.owner, "right") - np.arange(len(runs.owner))  # of the device, with it
+        self.give_up(later > self.runs_max)
         return codes
-
-    def _ends(self, at: Int64s) -> Run:  # of columns
-        padded = (np.append(column, 0)[at] for column in self.runs[1:])
-        return Run(*padded)  # type: ignore[arg-type]
-
-    def _bound(self) -> None:
-        runs = self.runs
-        stay = np.searchsorted(runs.owner, runs.owner, "right") - np.arange(len(runs.owner)) <= self.runs_max
-        self.give_up(~stay)
 
     def give_up(self, expired: Bools) -> None:
         """Forget these runs, which must be the oldest of their devices."""
