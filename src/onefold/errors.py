@@ -1,8 +1,8 @@
-"""The kinds of error, by what the one who catches it can do.
+"""The kinds of error, by what the caller can do about them.
 
-A verdict is never an exception: a duplicate is the normal case. What is left: bad input (quarantine it), misuse (fix
-the caller), a stale write or a busy server (try again), a failed store (try again when the cause is gone) and a damaged
-one (look at it). Each carries the offending values; its text is one line that names the place and the value.
+A verdict is never an exception: a duplicate is the normal case. The errors are bad input (quarantine it), misuse (fix
+the call), a stale write or a busy server (try again), a failed store (try again when the cause is fixed) and a damaged
+store (inspect it). Each carries the offending values; its text is one line that names the place and the value.
 """
 
 from typing import Any
@@ -24,24 +24,24 @@ class OnefoldError(Exception):
 
 
 class BadInput(OnefoldError):
-    """Foreign data is not what it should be: set it aside and go on, or stop and say so."""
+    """Foreign data is invalid: set it aside and continue, or stop and report it."""
 
 
 class Misuse(OnefoldError):
-    """The caller asked for something that makes no sense: fix the call, the setting or the file."""
+    """An invalid request of the caller: fix the call, the setting or the file."""
 
 
 class StaleWrite(OnefoldError):
-    """Somebody else wrote in between: read again and try again."""
+    """Another writer was faster: read again and try again."""
 
 
 class Busy(OnefoldError):
-    """A bounded queue is full: nothing was taken, try again in a moment."""
+    """A bounded queue is full: nothing was accepted, try again in a moment."""
 
 
 class StoreFailed(OnefoldError):
-    """The store could not keep it: nothing was acknowledged. Try again when the cause, which is named, is gone."""
+    """A write to the store failed and was not acknowledged. Try again when the named cause is fixed."""
 
 
 class Damaged(OnefoldError):
-    """What the store once kept is not what it reads now: nothing is guessed, the place is named."""
+    """Stored data is missing or altered; the place is named, and nothing is guessed."""

@@ -1,4 +1,4 @@
-"""Names of 128 bits in two halves: of sorted ones, the first half finds a name and the other half confirms it."""
+"""Look up 128-bit names in sorted columns: the first half finds a name, the second half confirms it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Int64s: TypeAlias = NDArray[np.int64]
 
 
 def find(names: Int64s, checks: Int64s, name: Int64s, check: Int64s) -> Int64s:
-    """Where these names stand among others whose first halves are sorted; -1 for those that do not.
+    """The positions of these names in ``names``, ``checks``, sorted by first half; -1 for those that are not there.
 
     >>> find(np.array([3, 5, 5]), np.array([0, 1, 2]), np.array([5, 4, 5]), np.array([2, 0, 9])).tolist()
     [2, -1, -1]

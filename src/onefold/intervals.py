@@ -1,18 +1,18 @@
-"""Ordered disjoint gaps: what has *not* been seen, which is small, instead of what has, which grows for ever.
+"""Ordered disjoint gaps: what has *not* been seen is small, while what has been seen grows for ever.
 
 A gap is a half-open interval ``(lower, upper]``: ``lower`` was seen, ``upper`` is known to exist and was not. Gaps are
-kept in two parallel ascending lists, so a bisection finds one and a slice changes it. Nothing is asked of a number but
-that it can be compared: chains use pairs, producers use integers.
+kept in two parallel ascending lists, so a bisection finds one and a slice changes it. Numbers need only be comparable:
+chains use pairs, producers use integers.
 
-A message that names its predecessor says that nothing lies between the two. So ``fill(previous, number)`` takes
-``(previous, number]`` out of the gap around it, in one of four ways:
+A message that names its predecessor says that nothing lies between the two. So ``fill(previous, number)`` removes
+``(previous, number]`` from the gap around it, in one of four ways:
 
     left contraction    (6, 9]  fill 6 -> 7    becomes  (7, 9]
     right contraction   (6, 9]  fill 8 -> 9    becomes  (6, 8]
     division            (6, 9]  fill 7 -> 8    becomes  (6, 7] (8, 9]
     full contraction    (8, 9]  fill 8 -> 9    is gone
 
-Cost: O(log gaps) to look, O(gaps) memory moves (in C) to change. Interval trees were measured at 100 times this.
+Cost: O(log gaps) to look up, O(gaps) memory moves (in C) to change. Interval trees took 100 times as long.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ N = TypeVar("N", bound=Ordered)
 
 
 class Gaps(Generic[N]):
-    """Finite gaps in ascending order, pairwise disjoint.
+    """Finite, pairwise disjoint gaps in ascending order.
 
     >>> gaps = Gaps([(6, 9), (12, 17)])
     >>> gaps.fill(gaps.locate(15), 14, 15)
@@ -58,7 +58,7 @@ class Gaps(Generic[N]):
         return " ".join(f"({lower}, {upper}]" for lower, upper in self)
 
     def locate(self, number: N) -> int:
-        """The index of the last gap that begins below ``number``; -1 when there is none."""
+        """The index of the last gap that begins below ``number``; -1 if there is none."""
         return bisect_left(self.lowers, number) - 1
 
     def __contains__(self, number: N) -> bool:
@@ -71,7 +71,7 @@ class Gaps(Generic[N]):
         self.uppers.append(upper)
 
     def fill(self, i: int, previous: N, number: N) -> None:
-        """Take ``(previous, number]`` out of gap ``i``, which must contain it."""
+        """Remove ``(previous, number]`` from gap ``i``, which must contain it."""
         lower, upper = self.lowers[i], self.uppers[i]
         if previous == lower:
             if number == upper:
@@ -85,12 +85,12 @@ class Gaps(Generic[N]):
             self.uppers.insert(i, previous)
 
     def drop_lowest(self) -> N:
-        """Forget the lowest gap; return how far it reached."""
+        """Remove the lowest gap and return its upper end."""
         del self.lowers[0]
         return self.uppers.pop(0)
 
     def intersection(self, other: Gaps[N]) -> Gaps[N]:
-        """What lies in a gap on both sides: unseen by either. Cost: O(gaps of both)."""
+        """What lies in gaps of both: unseen by either. Cost: O(gaps of both)."""
         both: Gaps[N] = Gaps()
         i = j = 0
         while i < len(self) and j < len(other):

@@ -1,8 +1,7 @@
-"""Where public names live: those that are loaded when they are first used, and old paths of modules.
+"""Public names that are loaded on first use, and old module paths.
 
-Paths that README or docs once showed still work, and warn, until 1.0.
-
-A finder at the end of `sys.meta_path` costs nothing until someone imports a path that is not there.
+Paths that README or docs once showed still work, with a warning, until 1.0. The finder at the end of `sys.meta_path`
+costs nothing until a path is imported that does not exist.
 """
 
 import warnings
@@ -37,12 +36,12 @@ MOVED: Final[dict[str, tuple[str, ...]]] = {
     "stores.memory.queue": ("outbox.stores.sqlite",),
     "stores.records": ("reconcile.records",),
 }
-"""Old path, and the modules that have its names now; all below ``onefold``."""
+"""Old path to the modules that have its names now; all below ``onefold``."""
 PARENTS: Final = {path.rsplit(".", depth)[0] for path in MOVED for depth in range(1, path.count(".") + 1)} - {*MOVED}
 
 
 def loaded_on_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a package whose public names live in these modules: an import costs what is used."""
+    """A ``__getattr__`` for a package that imports the module of a public name on first use."""
 
     def load(name: str) -> Any:
         if name not in homes:
@@ -53,7 +52,7 @@ def loaded_on_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any
 
 
 class MovedFinder(MetaPathFinder, Loader):
-    """Finds an old path and loads a module whose names are those of its new homes."""
+    """Loads an old path as a module that forwards to its new ones."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         package, _, old = name.partition(".")

@@ -1,10 +1,9 @@
-"""The tally: the books of a run, and the law that they keep.
+"""The tally: the books of a run, and the law that they balance.
 
-Two columns are kept apart on purpose. `arrive` counts what came in, where it comes in (the transport); `judge` counts
-the verdicts, where they are given. Neither touches the other's column, so a message that is lost or answered twice
-between the two places shows: ``check()`` compares them, ``in = first + repeat + unsure + reject``. In between, messages
-are under way: `pending` says how many, and only at rest it must be 0. Tallies of parts add up to the tally of the
-whole, so workers, batches and days can be merged in any order.
+Two counts are kept apart on purpose. `arrive` counts messages where they come in (the transport), `judge` counts
+verdicts where they are given. So a message that is lost or answered twice between the two places shows when ``check()``
+compares them: ``in = first + repeat + unsure + reject``. `pending` is the number of messages in between; at rest it
+must be 0. Tallies of parts add up to the tally of the whole, so workers, batches and days can be merged in any order.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ class BooksDoNotBalance(OnefoldError):
 
 
 class Tally:
-    """Counts per verdict and reason, beside the count of what came in.
+    """Counts per verdict and reason, and a separate count of what came in.
 
     >>> tally = Tally()
     >>> tally.arrive(4)
@@ -45,30 +44,30 @@ class Tally:
         self._counts = Counter(counts or {})
 
     def arrive(self, n: int = 1) -> None:
-        """Count ``n`` messages that came in: called where they arrive, before anybody judges them."""
+        """Count ``n`` messages that came in; call it where they arrive, before they are judged."""
         self.received += _increment(n)
 
     def judge(self, answer: Answer, n: int = 1) -> None:
-        """Count ``n`` messages that were given this answer: called where they are judged."""
+        """Count ``n`` messages with this answer; call it where they are judged."""
         self._counts[answer] += _increment(n)
 
     def count(self, verdict: Verdict, reason: str | None = None) -> int:
-        """How many messages were given this verdict, or this reason of it."""
+        """How many messages have this verdict, or this verdict and reason."""
         return sum(n for a, n in self._counts.items() if a.verdict == verdict and reason in (None, a.reason))
 
     @property
     def judged(self) -> int:
-        """How many messages were given a verdict."""
+        """How many messages have a verdict."""
         return sum(self._counts.values())
 
     @property
     def pending(self) -> int:
-        """How many messages arrived and have no verdict yet; below 0, more verdicts were given than messages came."""
+        """How many messages that arrived have no verdict yet; negative if there are more verdicts than messages."""
         return self.received - self.judged
 
     @property
     def balanced(self) -> bool:
-        """Whether the law holds: every message that arrived has one verdict. At rest it must."""
+        """Whether every message that arrived has one verdict; at rest it must."""
         return not self.pending
 
     def check(self) -> Tally:
@@ -86,7 +85,7 @@ class Tally:
     __hash__ = None  # type: ignore[assignment]  # a tally grows: it cannot be a key
 
     def __iter__(self) -> Iterator[tuple[Answer, int]]:
-        """The lines of the books, by verdict in the order of the law, then the largest first."""
+        """Answers with their counts, by verdict in the order of the law, then the largest first."""
         order = list(Verdict)
         lines = [(a, n) for a, n in self._counts.items() if n]
         return iter(sorted(lines, key=lambda line: (order.index(line[0].verdict), -line[1], line[0].reason)))
@@ -99,14 +98,14 @@ class Tally:
         return f"<Tally {self}>"
 
     def to_dict(self) -> dict[str, Any]:
-        """A plain form for JSON, with the sums spelled out so that no reader needs to add."""
+        """A plain form for JSON, with the sums per verdict."""
         totals = {v.lower(): self.count(v) for v in Verdict}
         lines = [{"verdict": str(a.verdict), "reason": a.reason, "count": n} for a, n in self]
         return {"in": self.received, **totals, "balanced": self.balanced, "reasons": lines}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Tally:
-        """Read ``to_dict``'s form back; sums that contradict the lines are refused."""
+        """Read the form of `to_dict`; `BadInput` if the sums contradict the lines."""
         try:
             lines = [(Answer(Verdict(x["verdict"]), str(x["reason"])), _count(x["count"])) for x in data["reasons"]]
             tally = cls(_count(data["in"]), dict(lines))
@@ -127,14 +126,14 @@ class Tally:
 
 
 def _increment(n: int) -> int:
-    """``n`` if it may be added: what is in the books stays there."""
+    """``n`` if it may be added; `Misuse` if it is negative."""
     if n < 0:
         raise Misuse(f"n is {n}, must not be negative: what is in the books stays there", n=n)
     return n
 
 
 def _count(value: object) -> int:
-    """The value if it is a whole number: a count that was rounded is no count."""
+    """The value if it is an int; a float would be rounded."""
     if type(value) is not int:
         raise TypeError(f"{value!r} is not a whole number")
     return value

@@ -1,18 +1,18 @@
-"""What others say, as it may be shown: nothing in it that a terminal obeys, and no passwords."""
+"""Foreign text made safe to show: without control characters for a terminal, and without passwords."""
 
 import re
 from typing import Final
 from unicodedata import category
 
 TEXT_MAX: Final = 300
-"""Characters that are shown of it."""
+"""Characters of it that are shown."""
 OBEYED: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-"""Unicode's categories of what is not seen but done: controls, directions of writing, half characters, separators."""
-_LOGIN: Final = re.compile(r"(://[^\s/@:?#]{0,200}):[^\s/?#]{0,200}@")
+"""Unicode categories that a terminal acts on: controls, text direction, surrogates, line separators."""
+_LOGIN: Final = re.compile(r"(://[^\s/@:?#]*):[^\s/?#]*@")  # linear: neither part goes beyond the next ://
 
 
 def plain(value: object, most: int = TEXT_MAX) -> str:
-    """A foreign value as one line that is not long, in which there is nothing that a terminal obeys.
+    """A foreign value as one short, printable line.
 
     >>> plain(chr(27) + "[2J later" + chr(10)), plain("a" + chr(0x202E) + "b" * 100, 8)
     ('?[2J later?', 'a?bbb...')
@@ -23,7 +23,7 @@ def plain(value: object, most: int = TEXT_MAX) -> str:
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """The text with all that a terminal would obey written out; ``keep`` stays as it is.
+    """The text with control characters escaped, except those in ``keep``.
 
     >>> printable("red" + chr(27) + "[31m, back" + chr(0x202E) + ", next" + chr(10), keep="")
     'red\\\\x1b[31m, back\\\\u202e, next\\\\n'
@@ -37,7 +37,7 @@ def printable(text: str, keep: str = "\n\t") -> str:
 
 
 def without_logins(text: str) -> str:
-    """The text with the passwords of addresses hidden.
+    """The text with the passwords in URLs hidden.
 
     >>> without_logins("no answer from http://me:secret@host:80/a@b and redis://:secret@host")
     'no answer from http://me:(hidden)@host:80/a@b and redis://:(hidden)@host'

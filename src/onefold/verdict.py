@@ -1,7 +1,7 @@
-"""The verdict: what onefold says of every message, exactly once.
+"""The verdict: every message gets exactly one of four.
 
-Four verdicts and no fifth. Each comes with a *reason*, a short lower-case name from the closed set of the engine that
-gave it. The books are kept in these words: ``in = first + repeat + unsure + reject``.
+Each comes with a *reason*, a short lower-case name from the closed set of its engine. The books count verdicts:
+``in = first + repeat + unsure + reject``.
 """
 
 from enum import StrEnum
@@ -18,7 +18,7 @@ class Verdict(StrEnum):
     FIRST = "FIRST"
     """Count it: it was not seen before."""
     REPEAT = "REPEAT"
-    """Do not count it: it is known."""
+    """Do not count it: it was seen before."""
     UNSURE = "UNSURE"
     """Cannot be known: its range was forgotten, it names no previous message, or its first copy is being written."""
     REJECT = "REJECT"
@@ -33,9 +33,9 @@ class _Pair(NamedTuple):
 class Answer(_Pair):
     """A verdict and its reason; what every engine's ``judge`` returns.
 
-    It also says whether the sender should come again: `retry` is true where the outcome will be known later or the
-    message was not taken (in flight, write failed, coordinator down), false where it never will be (forgotten, late).
-    Two answers are equal if verdict and reason are.
+    `retry` says whether the sender should try again: true if the outcome will be known later or the message was not
+    taken (in flight, write failed, coordinator down), false if it never will be known (forgotten, late). Two answers
+    are equal if verdict and reason are.
 
     >>> verdict, reason = Answer(Verdict.FIRST, "in_order")
     >>> str(Answer(Verdict.REPEAT, "seen"))

@@ -1,7 +1,7 @@
-"""What people read of each engine: the rule behind every answer, the words for its keys, and what it promises.
+"""Texts for people about each engine: the rule behind every answer, the word for its keys, and its promises.
 
-Reports, the page and the commands ask `ENGINES` by the name that stands in a document or in the settings. The promises
-are the few sentences at the foot of a report; the whole is docs/guarantees.md. A new engine is one value more here.
+Reports, the page and the commands look them up in `ENGINES` by the engine's name. The promises are printed at the foot
+of a report; docs/guarantees.md has all of them.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ class EngineWords(NamedTuple):
     rules: Mapping[Any, str]
     key: str
     remembers: str
-    """What a stream remembers, in the plural."""
+    """Plural of what a stream remembers."""
     arrival_is_time: bool
-    """Whether rows are judged in the order of a time; else it may be any number."""
+    """Whether the order of judgement must be a time; else it may be any number."""
     promises: tuple[str, ...]
 
 

@@ -15,6 +15,7 @@ from functools import cache
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import process_time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -486,6 +487,22 @@ def test_json_that_two_readers_would_understand_differently_is_refused(body, tol
     with pytest.raises(BadInput) as refused:
         read_json(body, "it")
     assert str(refused.value) == told
+
+
+def test_a_server_that_lets_a_producer_send_nothing_is_refused():
+    for count in (0, -1):
+        greeting = json.dumps({**GREETING, "batch_messages_max": count})
+        with pytest.raises(Misuse, match="not an ingest server"):
+            _greeted("ws://host", greeting)
+
+
+def test_a_name_that_is_there_twice_is_found_in_linear_time():
+    names = 200_000  # 3 MB, less than a server takes; comparing each name with all others takes minutes
+    body = "{" + ",".join(f'"name {i}":0' for i in range(names)) + f',"name {names - 1}":0}}'
+    started = process_time()
+    with pytest.raises(BadInput, match='"name 199999" is there twice'):
+        read_json(body, "it")
+    assert process_time() - started < 20
 
 
 def test_surrogate_pairs_and_equal_names_in_two_objects_are_json():

@@ -1,4 +1,4 @@
-"""Chains (after Streamr): duplicates found by the intervals not yet seen, and order restored, per message chain."""
+"""Chains (after Streamr): find duplicates per message chain by the intervals not yet seen, and restore its order."""
 
 from onefold.chains.in_order import Event, GapFound, GapResolved, OrderedChain, Released, Resend, Step, Unfillable
 from onefold.chains.rules import ANSWERS, RULES, ChainDetector, Number

@@ -1,24 +1,25 @@
 """The detector over columns: many chains at once, rows sorted by chain and then in the order of judgement; no Spark.
 
-The scalar `ChainDetector` is the truth; this form gives the same answers faster. Most messages are newer than all seen
-of their chain, and for those one number decides, the newest seen: numpy finds it for all rows at once, as the running
-maximum of each chain. A copy of such a message, previous number and all, is a repeat, and is found among them. What is
-left is few: messages that open a gap, and the other ones behind the newest. Only those meet the gaps, one by one.
+The scalar `ChainDetector` is the reference; this form gives the same answers faster. Most messages are newer than all
+seen of their chain, so comparing them with the newest number decides: numpy computes it for all rows at once, as the
+running maximum of each chain. An exact copy of such a message, with the same previous number, is a repeat too. Few
+messages are left: those that open a gap, and the others behind the newest. Only these are checked against the gaps, one
+by one.
 
-The running maximum is the newest number *counted* only while no message ahead of it is refused. Chains in which one is
-(its previous number lies below the newest, or it jumps too far) are judged row by row: rare, and exact.
+The running maximum is the newest *counted* number only while no message ahead of it is refused. Chains with a refused
+one (its previous number is below the newest, or it jumps too far) are judged row by row: rare, and exact.
 
-A number is one int64 (`rules.pack`), a missing previous is ``NO_PREVIOUS``, an answer its place in ``ANSWERS``. A
-negative number marks a row that was refused before it came here: ``refused(reason)`` is answered with that reason's
-code, and the row is no part of any chain.
+A number is one int64 (`rules.pack`), a missing previous is ``NO_PREVIOUS``, an answer is its index in ``ANSWERS``. A
+negative number, ``refused(reason)``, marks a row that was refused earlier: it gets that reason's code and belongs to no
+chain.
 
     PackedDetector     one chain, message by message: `ChainDetector` laid out for speed
-    ColumnarDetector   batches of rows, the rows of a chain contiguous: input of any size can stream through
-    TableDetector      a whole table: also rows without a previous number are known, by the others of equal number
-    ChainBank          a batch of a stream: the memory of the chains that it touches, as columns
-    OrderedBank        the same where messages come out in order: also which of them are to wait
+    ColumnarDetector   batches of rows, the rows of a chain contiguous: for streaming input of any size
+    TableDetector      a whole table: decides rows without a previous number too, by other rows of the same number
+    ChainBank          a batch of a stream, with the memory of the chains that it touches as columns
+    OrderedBank        the same for messages that come out in order: also decides which of them wait
 
-Cost: a dozen numpy passes per batch (and bank), and about half a microsecond per message that meets the gaps.
+Cost: a dozen numpy passes per batch (and bank), and about half a microsecond per message checked against the gaps.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from onefold.verdict import Verdict
 
 NO_PREVIOUS = -1
 START = -2  # below every packed number, and below NO_PREVIOUS; the lower end of the floor
-UNNAMED = -3  # the lower end of a floor whose upper end nobody named: it lies just below a message that was seen
+UNNAMED = -3  # the lower end of a floor whose upper end is no message, but the place just below one
 
 CODES = {answer.reason: code for code, answer in enumerate(ANSWERS)}
 
@@ -51,7 +52,7 @@ STATE_FULL, LATE, GIVEN_UP = CODES["state_full"], CODES["late"], CODES["given_up
 
 
 class PackedDetector:
-    """One chain. `judge` is the whole rule; `begin`, `open_gap` and `behind` are its parts, for who knows the head.
+    """One chain. `judge` is the whole rule; `begin`, `open_gap` and `behind` are parts of it for callers with the head.
 
     >>> detector = PackedDetector(DEFAULTS)
     >>> detector.judge(NO_PREVIOUS, 5), detector.judge(7, 8), detector.judge(5, 7), detector.judge(5, 7)
@@ -66,16 +67,16 @@ class PackedDetector:
         self._gaps: Gaps[int] = Gaps()
         self._forgotten = START
         self.head = START
-        self.forgetting: Callable[[int], None] | None = None  # called with how far the forgotten reaches, when it grows
+        self.forgetting: Callable[[int], None] | None = None  # called with the new end of the forgotten range
 
     def resume(self, head: int, forgotten: int, lowers: list[int], uppers: list[int]) -> None:
-        """Go on where another detector stood: with its head and its `memory`."""
+        """Continue from the head and the `memory` of another detector."""
         self.head = head
         self._forgotten = forgotten
         self._gaps.lowers, self._gaps.uppers = lowers, uppers
 
     def memory(self) -> tuple[int, list[int], list[int]]:
-        """How far the forgotten reaches (START: nowhere), and the lower and upper ends of the gaps."""
+        """The end of the forgotten range (START: none), and the lower and upper ends of the gaps."""
         return self._forgotten, self._gaps.lowers, self._gaps.uppers
 
     def judge(self, previous: int, number: int) -> int:
@@ -106,7 +107,7 @@ class PackedDetector:
         self._forget()
 
     def open_gap(self, head: int, previous: int) -> None:
-        """A message is ahead of the head, and its previous one too."""
+        """Add the gap between the head and the previous number of a message ahead of it."""
         gaps = self._gaps
         gaps.lowers.append(head)
         gaps.uppers.append(previous)
@@ -114,7 +115,7 @@ class PackedDetector:
             self._forget()
 
     def behind(self, previous: int, number: int) -> int:
-        """The code of the answer to a message behind the head, or equal to it and with a previous one."""
+        """The code for a message behind the head, or equal to it with a previous number."""
         if number <= self._forgotten:
             return FORGOTTEN
         gaps = self._gaps
@@ -163,11 +164,11 @@ _TO_JUDGE = 127  # judge this row by the whole rule
 _BEHIND = 126  # judge this row by the gaps alone
 
 COUNTS = np.array([answer.verdict is Verdict.FIRST for answer in ANSWERS])
-"""By its code: does a message count?"""
+"""By code: whether the message counts."""
 
 
 def refused(reason: str) -> int:
-    """The number that stands for "refused already, for this reason"."""
+    """The number of a row that was already refused for this reason."""
     return -1 - CODES[reason]
 
 
@@ -183,7 +184,7 @@ class Rows(NamedTuple):
     """Columns of equal length, sorted by chain."""
 
     begins: Bools
-    """Is it the first row of its chain?"""
+    """Whether it is the first row of its chain."""
     previous: Int64s
     number: Int64s
 
@@ -200,7 +201,7 @@ class ColumnarDetector:
     def __init__(self, settings: ChainSettings = DEFAULTS) -> None:
         self._settings = settings.checked()
         self._detector = PackedDetector(settings)
-        self._chain: int | None = None  # whose rows the last batch ended with
+        self._chain: int | None = None  # of the last row of the last batch
 
     def judge(self, chain: Int64s, previous: Int64s, number: Int64s) -> Codes:
         bad = previous >= number
@@ -216,13 +217,13 @@ class ColumnarDetector:
             return np.empty(0, np.int8)
         goes_on = self._chain == int(chain[0])
         self._chain = int(chain[-1])
-        if goes_on:  # one row stands in for what was seen before: the head
+        if goes_on:  # a row with the head represents what was seen before
             chain = np.concatenate((chain[:1], chain))
             previous = np.concatenate(([NO_PREVIOUS], previous))
             number = np.concatenate(([self._detector.head], number))
         rows = Rows(np.concatenate(([True], chain[1:] != chain[:-1])), previous, number)
         codes, newest = classify(rows, self._settings.jump_max_ms)
-        at = 0 if goes_on else -1  # the first row of the chain whose detector is at hand
+        at = 0 if goes_on else -1  # the first row of the chain that self._detector belongs to
 
         def begin(first: int) -> PackedDetector:
             nonlocal at
@@ -240,11 +241,11 @@ class ColumnarDetector:
 
 
 class TableDetector:
-    """Judges a table: rows with a previous number by the gaps, those without exactly, by the numbers of their chain.
+    """Judges a table: rows with a previous number by the gaps, rows without exactly, by the numbers of their chain.
 
-    What `judge` must leave open (a row without previous that is UNSURE, behind_head or forgotten) `review` settles: of
-    the rows of one number, the first that is FIRST or open counts, and those of them that follow are REPEAT seen. So
-    no number counts twice, and every number that some row has without a previous one counts once.
+    `judge` leaves some rows open (without previous, and UNSURE behind_head or forgotten), which `review` decides: among
+    the rows of one number that are FIRST or open, the first counts and the others are REPEAT seen. So no number counts
+    twice, and every number of a row without previous counts once.
 
     >>> table = TableDetector()
     >>> rows = np.zeros(4, np.int64), np.full(4, NO_PREVIOUS), np.array([5, 9, 7, 7])
@@ -255,9 +256,9 @@ class TableDetector:
 
     def __init__(self, settings: ChainSettings = DEFAULTS) -> None:
         self._detector = ColumnarDetector(settings)
-        self._counted: tuple[int, int] | None = None  # chain and number that the last review ended with, if it counts
+        self._counted: tuple[int, int] | None = None  # chain and number at the end of the last review, if counted
         self.due = False
-        """Was a row left open, so that a review is needed?"""
+        """Whether a row was left open, so that a review is needed."""
 
     def judge(self, chain: Int64s, previous: Int64s, number: Int64s) -> Codes:
         codes = self._detector.judge(chain, previous, number)
@@ -265,13 +266,13 @@ class TableDetector:
         return codes
 
     def review(self, chain: Int64s, previous: Int64s, number: Int64s, codes: Codes) -> Codes:
-        """The codes of a table that was judged, with nothing left open that the table can tell.
+        """The final codes of a judged table.
 
-        The rows must be sorted by chain, and those of one number must come in the order of judgement, in one call or in
-        calls that follow each other.
+        The rows must be sorted by chain, and those of one number in the order of judgement, in one call or in
+        consecutive calls.
         """
         last = int(chain[-1]), int(number[-1])
-        if self._counted is not None and self._counted[0] == chain[0]:  # what counted before stands in as one row
+        if self._counted is not None and self._counted[0] == chain[0]:  # a row represents the number counted before
             codes = self._settled(
                 np.concatenate((chain[:1], chain)),
                 np.concatenate(([NO_PREVIOUS], previous)),
@@ -291,7 +292,7 @@ class TableDetector:
         rank = np.cumsum(np.concatenate(([True], chain[1:] != chain[:-1])))
         concerned = np.zeros(len(chain) + 1, np.bool_)
         concerned[rank[open_rows]] = True
-        concerned[1] = True  # it may go on from the call before
+        concerned[1] = True  # it may continue from the previous call
         rows = np.flatnonzero((open_rows | COUNTS[codes]) & concerned[rank])
         if not len(rows):
             return codes
@@ -299,7 +300,7 @@ class TableDetector:
         order, _ = in_chain_order(Rows(begins, previous[rows], number[rows]))
         by_number = np.argsort(order, kind="stable")
         in_order = order[by_number]
-        again = np.zeros(len(order), np.bool_)  # a row of the same chain before it has its number
+        again = np.zeros(len(order), np.bool_)  # an earlier row of the chain has the same number
         again[by_number[1:]] = in_order[1:] == in_order[:-1]
         codes = codes.astype(np.int8)
         codes[rows[again]] = SEEN
@@ -313,22 +314,22 @@ def _left_open(previous: Int64s, codes: Codes) -> Bools:
 
 
 def classify(rows: Rows, jump_max_ms: int | None = None) -> tuple[Codes, Int64s]:
-    """The codes of all rows that one comparison decides, and the newest number up to and with each row."""
+    """The codes of all rows that one comparison decides, and the newest number up to and including each row."""
     begins, previous, number = rows
     order, number_of = in_chain_order(rows)
     top = np.maximum.accumulate(order)
     newest = number_of(top)
-    ahead = np.concatenate(([True], order[1:] > top[:-1]))  # of all rows of their chain before them
+    ahead = np.concatenate(([True], order[1:] > top[:-1]))  # of all earlier rows of the chain
     head = np.concatenate(([START], newest[:-1]))
     codes = np.full(len(number), IN_ORDER, np.int8)
     odd = np.flatnonzero(~ahead | (previous != head))
     odd_ahead, below, above = ahead[odd], previous[odd] < head[odd], previous[odd] > head[odd]
     alone = previous[odd] == NO_PREVIOUS
     codes[odd] = np.where(odd_ahead, np.where(above, OPENS_GAP, AHEAD), _BEHIND)
-    # A row that repeats, previous number and all, one that was newer than all before it was seen, whatever the gaps
-    # are: between that row's previous number and its own there is nothing unseen any more.
+    # An exact copy (with the same previous number) of a row that was ahead is a repeat, whatever the gaps are: nothing
+    # between that row's previous number and its own is unseen.
     late = odd[~odd_ahead & ~alone]
-    same = np.searchsorted(top, order[late])  # the row that got so far first: theirs, or one that jumped over it
+    same = np.searchsorted(top, order[late])  # the first row to reach that number, or one that jumped over it
     codes[late[(order[same] == order[late]) & (previous[same] == previous[late])]] = SEEN
     codes[odd[~odd_ahead & alone & (number[odd] == head[odd])]] = SEEN
     refusal = odd[odd_ahead & below & ~alone]
@@ -344,10 +345,10 @@ def classify(rows: Rows, jump_max_ms: int | None = None) -> tuple[Codes, Int64s]
 
 
 def walk(rows: Rows, codes: Codes, newest: Int64s, begin: Callable[[int], PackedDetector]) -> set[int]:
-    """Show to the gaps, in order, the rows that open one, are behind, or need the whole rule.
+    """Judge, in order, the rows that open a gap, are behind, or need the whole rule.
 
-    ``begin(first)`` is the detector of the chain that has its first row there, with that row already told. Returns the
-    chains, by their first row, that were judged by the whole rule: their detectors know the head, the others do not.
+    ``begin(first)`` returns the detector of the chain whose first row is there, with that row already judged. Returns
+    the first rows of the chains judged by the whole rule: only their detectors have the right head.
     """
     begins, previous, number = rows
     visits = np.flatnonzero((codes == OPENS_GAP) | (codes >= _BEHIND))
@@ -370,7 +371,7 @@ def walk(rows: Rows, codes: Codes, newest: Int64s, begin: Callable[[int], Packed
         else:
             detector.open_gap(head, before)
         answered.append(code)
-    if reaches:  # a copy that lies within what was forgotten before it came is no longer known to be one
+    if reaches:  # a copy in a range that was forgotten before it is no longer known to be one
         at, reach = np.array(reaches, np.int64).T
         copies, forgot = np.flatnonzero(codes == SEEN), visits[at]
         last = np.searchsorted(forgot, copies) - 1
@@ -385,14 +386,14 @@ def _first_rows(starts: Int64s, rows: Int64s) -> Int64s:
 
 
 def in_chain_order(rows: Rows) -> tuple[Order, Callable[[Order], Int64s]]:
-    """One integer per row that rises from chain to chain, and within a chain as the number does; and the way back."""
+    """One integer per row, sorted by chain and then by number; and the function back to the numbers."""
     rank = np.cumsum(rows.begins)
     rank_bits = int(rank[-1]).bit_length()
     least = int(rows.number.min())
     bits = (int(rows.number.max()) - least).bit_length()
     if bits + rank_bits <= 63:
         return rank << bits | rows.number - least, lambda order: (order & (1 << bits) - 1) + least
-    # Days of traffic, or chains by the thousand: do without the bits of the sequence that no message uses.
+    # Days of traffic, or thousands of chains: leave out the bits of the sequence that no message uses.
     timestamp, sequence = rows.number >> SEQUENCE_BITS, rows.number & SEQUENCE_MAX
     least = int(timestamp.min())
     sequence_bits = int(sequence.max()).bit_length()
@@ -422,7 +423,7 @@ class Chains(NamedTuple):
 
 
 class GapRows(NamedTuple):
-    """One row per gap: sorted by the place of the chain it belongs to, and ascending within a chain."""
+    """One row per gap, sorted by the index of its chain, ascending within a chain."""
 
     owner: Int64s
     lower: Int64s
@@ -463,15 +464,15 @@ class ChainMessages(NamedTuple):
 
 
 class ChainBank:
-    """Judges batches of messages of many chains, and remembers.
+    """Judges batches of messages of many chains, and remembers them.
 
-    One Python object per chain would cost more than the judgement, so the chains are columns, sorted by name, and their
-    gaps lie flat beside them. In a batch the head of each known chain stands in as a first row, numpy decides what one
-    comparison can decide, and only the chains whose gaps are touched become detectors for a moment.
+    One Python object per chain would cost more than the judgement, so chains and gaps are columns, sorted by name. In a
+    batch, a first row with the head represents each known chain; numpy decides what one comparison can decide, and only
+    chains whose gaps are touched get a detector.
 
-    State is bounded by disorder, not by history, and in two more ways. A chain that was not heard from for long can
-    `give_up` its gaps: what lies below them is UNSURE from then on; the head stays, so that nothing seen is ever taken
-    for new. Beyond ``chains_max`` chains, messages of a new one are UNSURE state_full; the others go on as before.
+    The state grows with disorder, not with history, and has two more bounds. A chain that is idle for long can
+    `give_up` its gaps: what lies below them is UNSURE from then on; the head stays, so that nothing seen is taken for
+    new. Beyond ``chains_max`` chains, messages of a new one are UNSURE state_full; the others continue as before.
 
     >>> bank = ChainBank()
     >>> one = np.array([1, 1])
@@ -486,7 +487,7 @@ class ChainBank:
         self, settings: ChainSettings = DEFAULTS, *, chains_max: int | None = None, chains: Chains | None = None,
         gaps: GapRows | None = None,
     ) -> None:  # fmt: skip
-        """``chains`` and ``gaps``: what is known already, of some chains."""
+        """``chains`` and ``gaps``: the memory to start from."""
         self._settings = settings.checked()
         self.chains_max = chains_max
         self._chains = Chains.none() if chains is None else chains
@@ -508,17 +509,17 @@ class ChainBank:
         return int(np.count_nonzero(self._gaps.lower >= 0))
 
     def judge(self, messages: ChainMessages, now_ms: int = 0) -> Codes:
-        """The code of each message's answer (its place in ``ANSWERS``); ``now_ms`` is when the batch was heard."""
+        """The code of each message (its index in ``ANSWERS``); ``now_ms`` is the time of the batch."""
         codes, good = _admitted(messages, self.find, None if self.chains_max is None else self.chains_max - len(self))
         if len(good):
             codes[good] = self._judge(messages if len(good) == len(codes) else messages.take(good), now_ms)
         return codes
 
     def give_up(self, before_ms: int) -> None:
-        """Let chains that were heard from last before this give up their gaps."""
-        idle = (self._chains.heard_ms < before_ms) & (self._chains.heard_ms > 0)  # 0: nobody kept the time
+        """Give up the gaps of chains idle since before this time."""
+        idle = (self._chains.heard_ms < before_ms) & (self._chains.heard_ms > 0)  # 0: no time was kept
         torn = np.zeros(len(self), np.bool_)
-        torn[self._gaps.owner[self._gaps.lower >= 0]] = True  # one with nothing missing is small already
+        torn[self._gaps.owner[self._gaps.lower >= 0]] = True  # chains without gaps are small already
         forget = (idle & torn)[self._gaps.owner]
         if forget.any():
             forgotten = self._chains.forgotten.copy()
@@ -560,18 +561,18 @@ class ChainBank:
         return self._chains.key, self._chains.key_check
 
     def find(self, key: Int64s, key_check: Int64s) -> Int64s:
-        """Where these chains stand in the bank; -1 for those that are new."""
+        """The indexes of these chains in the bank; -1 for new ones."""
         return find(self._chains.key, self._chains.key_check, key, key_check)
 
     def _learn(
         self, names: ChainMessages, at: Int64s, heads: Int64s, now_ms: int, visited: dict[int, PackedDetector]
     ) -> None:
-        """Keep what the batch taught; ``visited`` are the chains whose gaps may have changed."""
+        """Update the memory; ``visited`` are the chains whose gaps may have changed."""
         new = np.flatnonzero(at < 0)
         at = at.copy()
         at[new] = len(self) + np.arange(len(new))
         touched = np.fromiter(visited, np.int64, len(visited))
-        # Of new chains whose gaps were not touched, the gap below their first message is remembered.
+        # New chains whose gaps were not touched have one: the gap below their first message.
         first = names.take(new)
         alone, reach = first.previous == NO_PREVIOUS, np.full(len(new), START, np.int64)
         upper = np.where(alone, first.number - 1, first.previous)
@@ -601,16 +602,16 @@ class ChainBank:
 
 
 class OrderedChains(NamedTuple):
-    """One row per chain whose messages come out in order, sorted by name."""
+    """One row per chain in ordered mode, sorted by name."""
 
     key: Int64s
     key_check: Int64s
     head: Int64s  # the newest seen
     forgotten: Int64s
-    floor: Int64s  # the first one that came
-    last: Int64s  # the last one that came out
-    due_ms: Int64s  # when what is missing above it is given up; -1: nothing is held
-    upper: Int64s  # the message that was held when that wait began
+    floor: Int64s  # the first message that arrived
+    last: Int64s  # the last one released
+    due_ms: Int64s  # when the gap above ``last`` is given up; -1: nothing is held
+    upper: Int64s  # the lowest held message when that wait began
 
     @classmethod
     def none(cls) -> OrderedChains:
@@ -618,7 +619,7 @@ class OrderedChains(NamedTuple):
 
 
 class HeldMessages(NamedTuple):
-    """Messages that wait: sorted by the place of the chain they belong to, and by number within a chain."""
+    """Held messages, sorted by the index of their chain, then by number."""
 
     owner: Int64s
     previous: Int64s
@@ -626,7 +627,7 @@ class HeldMessages(NamedTuple):
 
 
 class OrderMemory(NamedTuple):
-    """What is known of a chain: as in `OrderedChains`, and all that is missing, first what was given up."""
+    """The memory of a chain: as in `OrderedChains`, with its gaps, first those given up."""
 
     head: int
     forgotten: int
@@ -637,9 +638,9 @@ class OrderMemory(NamedTuple):
 
 
 class PackedOrder:
-    """A chain that holds messages which all name their previous one: `OrderedChain`, for who knows the head.
+    """`OrderedChain` for callers with the head, for a chain whose held messages all name their previous one.
 
-    Such a chain is its gaps: what lies below the first one is out, and each later stretch between two waits.
+    Its gaps describe such a chain completely: what lies below the first gap is released, the rest is held.
     """
 
     __slots__ = ("_above", "_floor", "_forgotten", "_given_up", "_held", "due_ms", "gaps", "upper")
@@ -649,10 +650,10 @@ class PackedOrder:
         self._given_up: Gaps[int] = Gaps()
         self.gaps: Gaps[int] = Gaps()
         self._above: dict[int, int] = {}  # the message above a gap, by the gap's upper end
-        self._held: set[int] = set()  # of earlier batches, or in a gap when it came
+        self._held: set[int] = set()  # of earlier batches, or arrived in a gap
 
     def resume(self, given_up: Gaps[int], gaps: Gaps[int], previous: list[int], number: list[int]) -> None:
-        """Go on with what was missing, and with the messages that were held."""
+        """Continue with these gaps and held messages."""
         self._given_up, self.gaps = given_up, gaps
         self._above, self._held = dict(zip(previous, number, strict=True)), set(number)
 
@@ -670,7 +671,7 @@ class PackedOrder:
         self._above[previous] = number
 
     def behind(self, head: int, previous: int, number: int, due_ms: int, before: Int64s) -> int:
-        """The code of a message that is not above the head; ``before``: the newest seen, message by message."""
+        """The code of a message that is not above the head; ``before``: the newest number after each earlier row."""
         last, gaps = self.last(head), self.gaps
         if number <= last:
             if number < self._floor:
@@ -682,7 +683,7 @@ class PackedOrder:
             return BEHIND_HEAD if previous == NO_PREVIOUS and number not in (self._floor, last) else SEEN
         i = gaps.locate(number)
         lower = gaps.lowers[i]
-        if number > gaps.uppers[i]:  # nothing is missing there: it waits, or it is wrong
+        if number > gaps.uppers[i]:  # not in a gap: it is held, or it contradicts the chain
             return SEEN if number in self._held or before[np.searchsorted(before, number)] == number else GAP_MISMATCH
         if previous < lower:
             return GAP_MISMATCH
@@ -696,14 +697,14 @@ class PackedOrder:
 
 
 class OrderedBank:
-    """Judges a batch of many chains whose messages come out in order, says which have to wait, and remembers.
+    """Judges batches of many chains in ordered mode, decides which messages wait, and remembers.
 
-    `OrderedChain` is the truth. Numpy decides as for `ChainBank`; only what opens a gap or is behind the newest meets
-    the gaps of its chain. A chain with messages that contradict it, that has more than it may hold, or that holds some
-    back while others name no previous one, is judged by `OrderedChain` itself, for this batch.
+    `OrderedChain` is the reference. Numpy decides as for `ChainBank`; only messages that open a gap or are behind the
+    newest are checked against the gaps. A chain with contradicting messages, with more held than allowed, or with
+    messages without previous while others are held, is judged by `OrderedChain` itself for this batch.
 
-    A batch is `judge`, then `tick`; a message that counts is to wait if its number is above ``last`` of its chain.
-    Requests are not made (``requests_max=0``), and giving up releases all that a chain holds (``strategy="light"``).
+    For a batch call `judge`, then `tick`; a message that counts waits if its number is above ``last`` of its chain. No
+    requests are made (``requests_max=0``), and giving up releases everything that a chain holds (``strategy="light"``).
 
     >>> bank, one = OrderedBank(OrderSettings(50, 0, 0, "light", 9, 9)), np.array([1, 1])
     >>> bank.judge(ChainMessages(one, one, np.array([NO_PREVIOUS, 6]), np.array([5, 7])), now_ms=0).tolist()
@@ -718,7 +719,7 @@ class OrderedBank:
         self, settings: OrderSettings, *, chains_max: int | None = None, chains: OrderedChains | None = None,
         gaps: GapRows | None = None, held: HeldMessages | None = None,
     ) -> None:  # fmt: skip
-        """``chains``, ``gaps``, ``held``: what is known already; gaps that were given up are among them."""
+        """``chains``, ``gaps`` (also given up ones) and ``held``: the memory to start from."""
         self._settings = settings.checked()
         self.chains_max = chains_max
         self.chains = OrderedChains.none() if chains is None else chains
@@ -731,23 +732,23 @@ class OrderedBank:
 
     @property
     def open(self) -> Bools:
-        """Which gaps are waited for, and not given up."""
+        """Which gaps are not given up."""
         return self.gaps.lower >= self.chains.last[self.gaps.owner]
 
     def find(self, key: Int64s, key_check: Int64s) -> Int64s:
-        """Where these chains stand in the bank; -1 for those that are new."""
+        """The indexes of these chains in the bank; -1 for new ones."""
         return find(self.chains.key, self.chains.key_check, key, key_check)
 
     def judge(self, messages: ChainMessages, now_ms: int) -> Codes:
-        """The code of each message's answer, whether it has to wait or not."""
+        """The code of each message, whether it waits or not."""
         codes, good = _admitted(messages, self.find, None if self.chains_max is None else self.chains_max - len(self))
         if len(good):
             codes[good] = self._judge(messages.take(good), now_ms)
         return codes
 
     def tick(self, now_ms: int) -> Int64s:
-        """Give up what is due, and let all that its chains hold come out; in four rows, the ranges given up by this
-        batch: both halves of the chain's name, lower and upper end.
+        """Give up what is due, and release what its chains hold. Returns the ranges given up by this batch in four
+        rows: both halves of the chain's name, lower and upper end.
         """
         due_ms = np.minimum(self.chains.due_ms, now_ms + self._settings.longest_ms)  # of a clock that was ahead
         over = (due_ms >= 0) & (due_ms <= now_ms)
@@ -755,7 +756,7 @@ class OrderedBank:
         owner = self.gaps.owner
         lost = over[owner] & self.open
         self.chains = ends._replace(last=np.where(over, ends.head, ends.last), forgotten=ends.forgotten.copy())
-        # Each range that is given up lets the lowest one go if there are too many.
+        # Each range given up drops the lowest one if there are too many.
         added, count = (np.bincount(owner[which], minlength=len(self)) for which in (lost, ~self.open))
         drop = np.minimum(added, np.maximum(0, count - self._settings.gap_count_max))
         forgotten = np.arange(len(owner)) - np.searchsorted(owner, owner) < drop[owner]
@@ -801,7 +802,7 @@ class OrderedBank:
         return codes
 
     def _torn(self, rows: Rows, codes: Codes, rank: Int64s, at: Int64s) -> tuple[Bools, Bools]:
-        """Of the chains of a batch: which hold messages, then or now, and which are to be judged by the whole rule."""
+        """Which chains of a batch hold messages, before or after it, and which need the whole rule."""
         torn, alone, whole = (np.zeros(len(at), np.bool_) for _ in range(3))
         old = np.flatnonzero(at >= 0)
         torn[old] = self.chains.due_ms[at[old]] >= 0
@@ -816,14 +817,14 @@ class OrderedBank:
         return torn, whole | (torn & (alone | (most > self._settings.buffer_max)))
 
     def _missing(self, row: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """What a chain has given up, and what it waits for."""
+        """The given up and the open gaps of a chain."""
         a, b = np.searchsorted(self.gaps.owner, [row, row + 1])
         gaps = list(zip(self.gaps.lower[a:b].tolist(), self.gaps.upper[a:b].tolist(), strict=True))
         last = int(self.chains.last[row])
         return [gap for gap in gaps if gap[0] < last], [gap for gap in gaps if gap[0] >= last]
 
     def _waiting(self, row: int) -> tuple[list[int], list[int]]:
-        """Previous number and number of what a chain holds."""
+        """Previous numbers and numbers of the messages that a chain holds."""
         a, b = np.searchsorted(self.held.owner, [row, row + 1])
         return self.held.previous[a:b].tolist(), self.held.number[a:b].tolist()
 
@@ -845,7 +846,7 @@ class OrderedBank:
             (unpack(number), None if previous == NO_PREVIOUS else unpack(previous), previous)
             for previous, number in zip(*self._waiting(row), strict=True)
         ]
-        gap = None if due_ms < 0 else OpenGap(unpack(last), unpack(upper), unpack(upper), due_ms)  # nobody is asked
+        gap = None if due_ms < 0 else OpenGap(unpack(last), unpack(upper), unpack(upper), due_ms)  # makes no requests
         reach = None if forgotten == START else unpack(forgotten)
         state = OrderedState(self._settings, unpack(floor), unpack(last), reach, given_up, waiting, gap)
         return OrderedChain.resumed(state)
@@ -859,7 +860,7 @@ class OrderedBank:
             for event in step.events:
                 if isinstance(event, Unfillable):
                     lower = event.lower
-                elif isinstance(event, Released) and lower is not None:  # what is missing ends with its previous one
+                elif isinstance(event, Released) and lower is not None:  # the missing range ends at its previous number
                     self._lost.append((key, check, _packed(lower), event.message))
                     lower = None
         return codes
@@ -867,7 +868,7 @@ class OrderedBank:
     def _learn(
         self, names: ChainMessages, at: Int64s, heads: Int64s, quiet: Bools, memories: dict[int, OrderMemory]
     ) -> None:
-        """Keep what the batch taught; ``quiet``: chains that hold nothing; ``memories``: of those met one by one."""
+        """Update the memory; ``quiet``: chains that hold nothing; ``memories``: of chains judged one by one."""
         new = np.flatnonzero(at < 0)
         at = at.copy()
         at[new] = len(self) + np.arange(len(new))
@@ -890,7 +891,7 @@ class OrderedBank:
 
 
 def _packed(number: Number) -> int:
-    """As `pack`, also of what lies just below a number."""
+    """Like `pack`, also for the place just below a number."""
     return (number[0] << SEQUENCE_BITS) + number[1]
 
 
@@ -908,7 +909,7 @@ def _memory_of(state: OrderedState) -> OrderMemory:
 def _admitted(
     messages: ChainMessages, find_: Callable[[Int64s, Int64s], Int64s], room: int | None
 ) -> tuple[Codes, Int64s]:
-    """The codes of rows that are refused whatever is known, or that there is no room for; and the other rows."""
+    """The codes of rows refused without looking at the memory or for lack of room, and the indexes of the others."""
     codes = np.where(messages.number < 0, -1 - messages.number, BAD_NUMBERING).astype(np.int8)
     good = np.flatnonzero((messages.previous < messages.number) & (messages.number >= 0))
     if room is None:
@@ -917,7 +918,7 @@ def _admitted(
     begins = _begins(rows)
     names = rows.take(np.flatnonzero(begins))
     new = np.flatnonzero(find_(names.key, names.key_check) < 0)
-    by_name = new[np.lexsort((names.key_check[new], names.key[new]))]  # the same ones, however often it is tried
+    by_name = new[np.lexsort((names.key_check[new], names.key[new]))]  # the same ones at every retry
     refused_ = np.zeros(len(names.key), np.bool_)
     refused_[by_name[max(0, room) :]] = True
     full = refused_[np.cumsum(begins) - 1]
@@ -926,7 +927,7 @@ def _admitted(
 
 
 def _after_heads(messages: ChainMessages, firsts: Int64s, at: Int64s, heads: Int64s) -> tuple[Rows, Int64s]:
-    """The rows with the head of each known chain before its first row, and where those heads stand."""
+    """The rows with the head of each known chain before its first row, and the positions of those heads."""
     old = np.flatnonzero(at >= 0)
     before, places = firsts[old], firsts[old] + np.arange(len(old))
     begins = np.insert(_begins(messages), before, True)

@@ -1,26 +1,26 @@
-"""Messages out in order: what comes early is held until what is missing before it arrives, or is given up.
+"""Messages in order: early ones are held until what is missing before them arrives or is given up.
 
-A message is *next* when its previous one is the last released, or when it names none (then nothing is known to be
-missing). What is next goes out at once, with everything held that it makes next. The rest is held, and the gap below
-the lowest held message is worked on, one gap at a time:
+A message is *next* if its previous one was released last, or if it names none (then nothing is known to be missing).
+It is released at once, with all held messages that become next by it. All others are held, and the gap below the lowest
+held message is worked on, one gap at a time:
 
     found            GapFound    from the last released to the lowest held message
-    after wait_ms    Resend      just above the one .. the previous number of the other; both as they were when found
+    after wait_ms    Resend      from just above the one to the previous number of the other, as they were when found
     every retry_ms   Resend      again, requests_max times in all (0: never ask, only wait)
-    then             Unfillable  once the last request is answered, or retry_ms after it; the order goes on
-    its end          GapResolved after the held message that it was found with is released
+    then             Unfillable  once the last request is answered, or retry_ms after it; the order continues
+    its end          GapResolved after the held message that ended it is released
 
-Giving up under ``strategy="full"`` ends the gap in question and looks for the next one, which gets its own wait; under
-"light" it releases all that is held and reports the further gaps as unfillable without having looked for them.
+With ``strategy="full"`` only the current gap is given up, and the next one gets its own wait. With "light" everything
+held is released, and the other gaps below it are reported as unfillable too, without a wait.
 
-Invariants: held numbers are above the last released, and their claims ``(previous, number]`` are disjoint (what would
-break that is REJECT gap_mismatch); a gap is open exactly while something is held. Reasons are those of `ChainDetector`,
-so a held message can be ``in_order`` with what has been seen. A range that was given up is remembered: a message that
-comes too late for it is UNSURE given_up, not REPEAT, for nobody has seen it. More than ``gap_count_max`` of them are
-not kept: the lowest is forgotten, and all down there is UNSURE. Over ``buffer_max`` the lowest gap is given up at once.
+Invariants: held numbers are above the last released, and their claims ``(previous, number]`` are disjoint (a violation
+is REJECT gap_mismatch); a gap is open exactly while messages are held. Reasons are those of `ChainDetector`, so a held
+message can be ``in_order`` with what has been seen. Ranges that were given up are remembered: a message that comes too
+late for one is UNSURE given_up, not REPEAT, since it was never seen. Beyond ``gap_count_max`` such ranges the lowest is
+forgotten, and everything up to its end is UNSURE. Beyond ``buffer_max`` the lowest gap is given up at once.
 
-Every event carries the time it was given. In `GapFound` and `Unfillable` both ends are messages that are there and
-what is missing lies between them; in `Resend` both ends belong to the range that is asked for.
+Every event carries the time that the caller passed. In `GapFound` and `Unfillable` both ends are existing messages, and
+what is missing lies between them; in `Resend` both ends belong to the requested range.
 
 From: Streamr client, OrderingUtil (later OrderedMessageChain and GapFiller). Cost: O(1) in order; to hold a message and
 to release it later, O(log held) and a memory move each.
@@ -45,7 +45,7 @@ M = TypeVar("M")
 
 
 class Released(NamedTuple, Generic[M]):
-    """The next message in order: act on it. ``at_ms``: when, by the times that the chain is given."""
+    """The next message in order: process it."""
 
     at_ms: int
     number: Number
@@ -53,7 +53,7 @@ class Released(NamedTuple, Generic[M]):
 
 
 class GapFound(NamedTuple):
-    """Something is missing between the last released and the lowest held message; the wait begins."""
+    """Messages are missing between the last released and the lowest held one; the wait begins."""
 
     at_ms: int
     lower: Number
@@ -61,7 +61,7 @@ class GapFound(NamedTuple):
 
 
 class Resend(NamedTuple):
-    """Ask somebody who may have them for the messages from ``first`` to ``last``, both inclusive."""
+    """Request the messages from ``first`` to ``last``, both inclusive."""
 
     at_ms: int
     first: Number
@@ -69,7 +69,7 @@ class Resend(NamedTuple):
 
 
 class Unfillable(NamedTuple):
-    """What is missing between the two was given up; the order goes on at ``upper``."""
+    """What is missing between the two was given up; the order continues at ``upper``."""
 
     at_ms: int
     lower: Number
@@ -77,17 +77,17 @@ class Unfillable(NamedTuple):
 
 
 class GapResolved(NamedTuple):
-    """The gap that was found last is over: its upper end has just been released."""
+    """The current gap has ended: its upper end has just been released."""
 
     at_ms: int
 
 
 Event: TypeAlias = Released[M] | GapFound | Resend | Unfillable | GapResolved
-"""What an `OrderedChain` tells as it goes: a message to act on, a gap, what to ask for again, what was given up."""
+"""What happens in an `OrderedChain`: a released message, a gap, a request, a range given up."""
 
 
 class Step(NamedTuple, Generic[M]):
-    """What came of one message: its verdict, and what happened because of it."""
+    """The answer to one message, and the events that it caused."""
 
     answer: Answer
     events: list[Event[M]]
@@ -96,22 +96,18 @@ class Step(NamedTuple, Generic[M]):
 Strategy: TypeAlias = Literal["light", "full"]
 
 WAIT_MS = 5_000
-"""Streamr client: gapFillTimeout 5000. Most gaps are messages that overtook each other, and close by themselves."""
+"""Streamr client: gapFillTimeout 5000. Most gaps are messages that overtook each other, and close without a request."""
 RETRY_MS = 5_000
 """Streamr client: retryResendAfter 5000."""
 REQUESTS_MAX = 5
 """Streamr client: maxGapRequests 5."""
 BUFFER_MAX = 10_000
-"""Streamr client: no limit, so one lost message can fill the memory. Here as many messages as the detector has gaps."""
+"""Streamr client: no limit, so one lost message can fill the memory. Here as many as the detector keeps gaps."""
 GAP_COUNT_MAX = 10_000
-"""As the detector's: 10,000 ranges given up stay below 1 MB."""
+"""As in the detector: 10,000 ranges stay below 1 MB."""
 
 
 class OrderSettings(NamedTuple):
-    """Waiting and asking are for messages that were overtaken or lost on the way, the two bounds for those that never
-    come.
-    """
-
     wait_ms: int
     retry_ms: int
     requests_max: int
@@ -138,7 +134,7 @@ FORMAT = 1
 
 
 class OpenGap(NamedTuple):
-    """The gap that is being worked on: what to ask for, the held message that ends it, and how far asking has come."""
+    """The current gap: the range to request, the held message that ends it, and the state of the requests."""
 
     first: Number
     last: Number
@@ -149,7 +145,7 @@ class OpenGap(NamedTuple):
 
 
 class OrderedState(NamedTuple):
-    """Everything an ordered chain knows; ``held`` is number, previous number and message, ascending."""
+    """The whole state of an ordered chain; ``held`` has number, previous number and message, ascending."""
 
     settings: OrderSettings
     floor: Number | None
@@ -161,9 +157,9 @@ class OrderedState(NamedTuple):
 
 
 def encode(state: OrderedState) -> bytes:
-    """The state as JSON, because the held messages are the caller's: bytes travel as hex, all else as its JSON text.
+    """The state as JSON. The held messages are the caller's: bytes are stored as hex, other values as JSON text.
 
-    What would not come back equal (a tuple, an object, NaN) raises `Misuse` now, not when the snapshot is needed.
+    A value that JSON would not restore equal (a tuple, an object, NaN) raises `Misuse`.
     """
 
     def pack(message: object) -> tuple[str, str]:
@@ -181,7 +177,7 @@ def encode(state: OrderedState) -> bytes:
 
 
 def decode(data: bytes) -> OrderedState:
-    """The state that was encoded; anything else raises `BadInput`."""
+    """Decode a state; `BadInput` if it is invalid."""
     try:
         fields = json.loads(data)
         if not isinstance(fields, dict) or fields.pop("format", None) != FORMAT:
@@ -235,7 +231,7 @@ def _number_or_none(value: Any) -> Number | None:
 
 
 class OrderedChain(Generic[M]):
-    """Brings the messages of one chain into order.
+    """Puts the messages of one chain in order.
 
     >>> chain = OrderedChain[str](wait_ms=50)
     >>> for previous, number in [((0, 0), (1, 0)), ((3, 0), (4, 0))]:
@@ -261,11 +257,11 @@ class OrderedChain(Generic[M]):
         self.settings = OrderSettings(wait_ms, retry_ms, requests_max, strategy, buffer_max, gap_count_max).checked()
         self._floor: Number | None = None
         self._last = START
-        self._numbers: list[Number] = []  # of what is held, ascending
+        self._numbers: list[Number] = []  # of held messages, ascending
         self._held: dict[Number, tuple[Number | None, M]] = {}
         self._gap: OpenGap | None = None
         self._given_up: Gaps[Number] = Gaps()
-        self.forgotten: Number | None = None  # how far the forgotten ranges reached
+        self.forgotten: Number | None = None  # the upper end of the forgotten ranges
 
     @property
     def last(self) -> Number | None:
@@ -274,20 +270,20 @@ class OrderedChain(Generic[M]):
 
     @property
     def held_count(self) -> int:
-        """How many messages wait for a gap to end; never more than ``buffer_max``."""
+        """How many messages are held; never more than ``buffer_max``."""
         return len(self._numbers)
 
     @property
     def due_ms(self) -> int | None:
-        """When the next `tick` has something to do; None while no gap is open. Nothing but a tick looks at it."""
+        """When to call `tick` next; None while no gap is open."""
         return None if self._gap is None else self._gap.due_ms
 
     def given_up(self) -> list[tuple[Number, Number]]:
-        """The ranges ``(lower, upper]`` that were given up and are remembered, ascending."""
+        """The remembered ranges ``(lower, upper]`` that were given up, ascending."""
         return list(self._given_up)
 
     def add(self, previous: Number | None, number: Number, message: M, now_ms: int) -> Step[M]:
-        """Judge one message; if it is new release it or hold it. Never raises on a message, whatever it holds."""
+        """Judge one message; release it or hold it if it is new. Never raises on a message, whatever it holds."""
         own = valid(number)
         before = None if previous is None else valid(previous)
         if own is None or (before is None) != (previous is None):
@@ -305,9 +301,9 @@ class OrderedChain(Generic[M]):
         return Step(answer, events)
 
     def tick(self, now_ms: int) -> list[Event[M]]:
-        """Do what is due by now. A late tick asks once and waits ``retry_ms`` anew: no gap is given up unasked.
+        """Do what is due. A late tick requests once and waits ``retry_ms``: no gap is given up without a request.
 
-        Nothing is due later than the settings let it be from now on: a clock that was ahead for a while costs one wait.
+        A due time is never later than the settings allow from now on: a clock that was ahead costs one wait.
         """
         events: list[Event[M]] = []
         settings = self.settings
@@ -323,7 +319,7 @@ class OrderedChain(Generic[M]):
         return events
 
     def answered(self, now_ms: int, resend: Resend | None = None) -> list[Event[M]]:
-        """All that a resend can bring was added; after the last request, give up the rest. ``resend``: which one."""
+        """A resend is complete; after the last request, give up what is still missing. ``resend``: the request."""
         gap = self._gap
         if gap is None or gap.asked_count < max(1, self.settings.requests_max):
             return []
@@ -332,7 +328,7 @@ class OrderedChain(Generic[M]):
         return list(self._give_up_gap(gap, now_ms))
 
     def give_up(self, now_ms: int, to: Number | None = None) -> list[Event[M]]:
-        """Wait no longer for anything missing before the held messages up to ``to`` (None: before any of them)."""
+        """Give up what is missing before the held messages up to ``to`` (None: all of them)."""
         reach = valid(to) if to is not None else (self._numbers or [START])[-1]
         if reach is None:
             raise Misuse(f"to is {to!r}, must be a number (timestamp, sequence)", to=to)
@@ -365,12 +361,12 @@ class OrderedChain(Generic[M]):
         return rules.IN_ORDER if previous == below else rules.OPENS_GAP
 
     def _advance(self, now_ms: int, give_up_to: Number | None = None) -> Iterator[Event[M]]:
-        """Release what is next, and up to ``give_up_to`` also what is not; then see whether a new gap is open."""
+        """Release what is next, and up to ``give_up_to`` also what is not; then open a new gap if one is left."""
         while self._numbers:
             number = self._numbers[0]
             previous, message = self._held[number]
             if previous is None:
-                if len(self._numbers) > 1:  # it may pass over what is known to be missing: that must not become REPEAT
+                if len(self._numbers) > 1:  # it may skip what is known to be missing, which must not become REPEAT
                     self._abandon(just_below(number))
             elif previous != self._last:
                 if give_up_to is None or number > give_up_to:
@@ -401,7 +397,7 @@ class OrderedChain(Generic[M]):
 
     @property
     def state(self) -> OrderedState:
-        """What was released, what is held and what is missing, as one value; `snapshot` is the same as bytes."""
+        """The state as one value; `snapshot` is the same as bytes."""
         messages = [(number, *self._held[number]) for number in self._numbers]
         return OrderedState(
             self.settings, self._floor, self._last, self.forgotten, self.given_up(), messages, self._gap
@@ -409,7 +405,7 @@ class OrderedChain(Generic[M]):
 
     @classmethod
     def resumed(cls, state: OrderedState) -> OrderedChain[Any]:
-        """A chain that goes on exactly where this was its state."""
+        """A chain that continues exactly from this state."""
         chain: OrderedChain[Any] = cls(**state.settings._asdict())
         chain._floor, chain._last, chain.forgotten = state.floor, state.last, state.forgotten
         chain._given_up, chain._gap = Gaps(state.given_up), state.gap
@@ -418,12 +414,12 @@ class OrderedChain(Generic[M]):
         return chain
 
     def snapshot(self) -> bytes:
-        """Everything, settings and held messages included; these must be bytes or JSON values, else `Misuse`."""
+        """The state with settings and held messages, which must be bytes or JSON values, else `Misuse`."""
         return encode(self.state)
 
     @classmethod
     def restore(cls, data: bytes) -> OrderedChain[Any]:
-        """A chain that goes on exactly where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
+        """A chain that continues exactly from ``snapshot``; foreign bytes raise `BadInput`."""
         return cls.resumed(decode(data))
 
     def __str__(self) -> str:

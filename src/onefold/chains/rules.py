@@ -1,7 +1,7 @@
 """Has this message been seen? Answered from the gaps, in memory that does not grow with history.
 
 A chain is a sequence of messages with strictly rising numbers, each naming its predecessor. Seen messages form long
-closed stretches; what is worth remembering is the gaps between them, and the last gap reaches to infinity:
+closed stretches, so it is enough to remember the gaps between them; the last gap reaches to infinity:
 
     seen 1..6, 10..12, 18..20     state  (6, 9] (12, 17] (20, inf]
 
@@ -12,17 +12,17 @@ For a message ``previous -> number``, take the last gap that begins below ``numb
     lower <= previous, in it      contract, divide or close the gap              FIRST
     otherwise                     the message contradicts the chain              REJECT gap_mismatch
 
-A message without previous is compared with the newest number only: above it is FIRST ahead, below it nothing can tell:
-UNSURE behind_head. The newest number itself, and that of the first message of the chain, are known: REPEAT seen.
-REPEAT, UNSURE and REJECT leave the state as it was.
+A message without previous is compared with the newest number only: above it is FIRST ahead, below it UNSURE
+behind_head, since it may be new or a copy. The newest number itself, and that of the first message of the chain, are
+known: REPEAT seen. REPEAT, UNSURE and REJECT leave the state unchanged.
 
-Below the first message that ever arrived lies one more gap, ``(-inf, floor]``: with ``floor="first"`` it answers REPEAT
-below_floor and stays (as published), with ``floor="open"`` it is a gap like any other. More than ``gap_count_max`` gaps
-are not kept: the lowest is forgotten, with how far it reached, and a number down there is UNSURE, never REPEAT.
+Below the first message that arrived lies one more gap, ``(-inf, floor]``: with ``floor="first"`` it answers REPEAT
+below_floor and stays (as published), with ``floor="open"`` it is a gap like any other. Beyond ``gap_count_max`` gaps
+the lowest is forgotten. Its upper end is kept, and numbers at or below it are UNSURE, never REPEAT.
 
-A number is a pair ``(timestamp, sequence)``: Unix time in milliseconds, and what breaks ties within one of them. Where
-there are many, they are packed into one int64 of the same order, ``timestamp << 20 | sequence``: 43 bits of time (to
-the year 2248) and 1,048,576 messages per millisecond; what does not fit is never wrapped.
+A number is a pair ``(timestamp, sequence)``: Unix time in milliseconds, and a tie-breaker within a millisecond. For
+columns, numbers are packed into one int64 of the same order, ``timestamp << 20 | sequence``: 43 bits of time (to the
+year 2248) and 1,048,576 messages per millisecond; numbers that do not fit are never wrapped.
 
 From: Streamr network, "Duplicate detection". Cost: O(1) in order, O(log gaps) for an old duplicate.
 """
@@ -88,7 +88,7 @@ ANSWERS: Final = tuple(RULES)
 """The position of an answer is its code wherever answers travel in columns: new answers go to the end."""
 
 Number: TypeAlias = tuple[int, int]
-"""A message's place in its chain: its time in milliseconds, and a sequence that tells apart messages of one time."""
+"""A message's position in its chain: its time in milliseconds, and a sequence among messages of the same time."""
 
 START: Number = (-1, -1)
 """Below every number."""
@@ -101,11 +101,11 @@ SEQUENCE_MAX = (1 << SEQUENCE_BITS) - 1
 TIMESTAMP_MAX = (1 << (63 - SEQUENCE_BITS)) - 1
 
 PART_MAX = (1 << 63) - 1
-"""The largest timestamp and the largest sequence of a number that is not packed: what any store or wire can hold."""
+"""The largest timestamp and sequence of a number that is not packed: 63 bits, as in stores and wire formats."""
 
 
 def valid(value: object) -> Number | None:
-    """The value as a number if it is one: two whole numbers, none negative.
+    """The value as a number if it is a pair of non-negative ints, else None.
 
     >>> valid((10, 0)), valid([10, 0]), valid((10, -1)), valid((float("inf"), 0)), valid("10|0")
     ((10, 0), (10, 0), None, None, None)
@@ -119,7 +119,7 @@ def valid(value: object) -> Number | None:
 
 
 def just_below(number: Number) -> Number:
-    """The largest pair below this one; not itself a valid number when the sequence is 0."""
+    """The largest pair below this one; not a valid number if the sequence is 0."""
     return number[0], number[1] - 1
 
 
@@ -190,7 +190,7 @@ class State(NamedTuple):
 
 
 def encode(state: State) -> bytes:
-    """The state in as few bytes as it needs: about 20, and about 6 more per gap.
+    """The state as bytes: about 20, and about 6 more per gap.
 
     One format byte, one flag byte, then unsigned LEB128 integers: the settings, the number of gaps, and all bounds in
     ascending order as differences (a timestamp step and a sequence), so that close bounds cost two or three bytes each.
@@ -223,7 +223,7 @@ def _bounds(state: State) -> list[Number]:
 
 
 def decode(data: bytes) -> State:
-    """The state that was encoded; anything else raises `BadInput` with the offset."""
+    """Decode a state; `BadInput` with the offset if it is invalid."""
     if len(data) < 2 or data[0] != FORMAT or data[1] >= 2 * _GUARDED:
         raise BadInput(f"not a chain snapshot of format {FORMAT}: begins {data[:2].hex() or 'with nothing'}", offset=0)
     flags = data[1]
@@ -269,7 +269,7 @@ def _varints(data: bytes, offset: int) -> Iterator[int]:
 
 
 def _refuse_nonsense(state: State) -> None:
-    """Raise `BadInput` for what no detector can be in: it would answer, and be wrong."""
+    """Raise `BadInput` for a state that no detector can reach: its answers would be wrong."""
     lowers, uppers = [lower for lower, _ in state.gaps], [upper for _, upper in state.gaps]
     has_floor = lowers[:1] == [START]
     gap_count_max, floor, _ = state.settings
@@ -305,14 +305,14 @@ class ChainDetector:
     def __init__(
         self, *, gap_count_max: int = GAP_COUNT_MAX, floor: Floor = "first", jump_max_ms: int | None = None
     ) -> None:
-        """``jump_max_ms`` refuses numbers that far ahead of their arrival time, so that one poisoned message cannot
-        mute a chain; where ``judge`` is given no arrival time, ahead of the newest number seen. None: no such limit.
+        """``jump_max_ms`` rejects numbers further ahead of their arrival time, so that one poisoned message cannot mute
+        a chain; if ``judge`` gets no arrival time, further ahead of the newest number seen. None: no limit.
         """
         self.gap_count_max, self.floor, self.jump_max_ms = ChainSettings(gap_count_max, floor, jump_max_ms).checked()
         self.head: Number | None = None  # the newest number seen
         self._gaps: Gaps[Number] = Gaps()
-        self.forgotten: Number | None = None  # how far the forgotten gaps reached
-        self._floor_named = False  # is the upper end of (-inf, floor] a message, or only the place below one?
+        self.forgotten: Number | None = None  # the upper end of the forgotten gaps
+        self._floor_named = False  # whether the floor's upper end is a message, not just the place below one
 
     def judge(self, previous: Number | None, number: Number, arrival_ms: int | None = None) -> Answer:
         """Judge one message and remember it. Never raises on a message, whatever it holds."""
@@ -413,14 +413,14 @@ class ChainDetector:
         return [] if self.head is None else [*list(self._gaps)[self._floor_hidden :], (self.head, None)]
 
     def missing(self) -> list[tuple[Number, Number]]:
-        """The ranges to ask a resend for, both ends inclusive: what is known to exist and was not seen."""
+        """The missing ranges, both ends inclusive: known to exist and not seen."""
         unknown = self._has_floor and (self.floor == "first" or not self._floor_named)
-        # A sequence of -1 is the place below a message that named none before it: nothing is known to be there.
+        # A sequence of -1 is the place below a message without previous: nothing is known to be there.
         gaps = [(lower, upper) for lower, upper in list(self._gaps)[unknown:] if upper[1] >= 0]
         return [((0, 0) if lower == START else just_above(lower), upper) for lower, upper in gaps]
 
     def merge(self, other: ChainDetector) -> ChainDetector:
-        """Unite with what another node saw; what either forgot stays UNSURE. Returns self. Cost: O(gaps of both)."""
+        """Add what another detector saw; what either forgot stays UNSURE. Returns self. Cost: O(gaps of both)."""
         if other.head is None:
             return self
         if self.head is None:
@@ -438,13 +438,13 @@ class ChainDetector:
         return self
 
     def snapshot(self) -> bytes:
-        """Everything, settings included, in a few bytes; see `encode`."""
+        """The state with its settings as bytes; see `encode`."""
         settings = ChainSettings(self.gap_count_max, self.floor, self.jump_max_ms)
         return encode(State(settings, self.head, self.forgotten, self._floor_named, list(self._gaps)))
 
     @classmethod
     def restore(cls, data: bytes) -> ChainDetector:
-        """A detector that goes on exactly where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
+        """A detector that continues exactly from ``snapshot``; foreign bytes raise `BadInput`."""
         state = decode(data)
         detector = cls(**state.settings._asdict())
         detector.head, detector.forgotten, detector._floor_named = state.head, state.forgotten, state.floor_named

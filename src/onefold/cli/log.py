@@ -1,4 +1,4 @@
-"""``onefold log``: looks at the logs of topics, while a server writes them or not; only ``reset-producer`` writes."""
+"""``onefold log``: inspect the logs of topics, also while a server writes them; only ``reset-producer`` writes."""
 
 import shutil
 import time
@@ -57,7 +57,7 @@ def _look(folder: Path) -> dict[str, Any]:
         reader = LogReader(folder)
         start, end = reader.start, reader.end
         last = next(reader.read(end - 1, end)).time_ms if end > start else None
-    except OnefoldError as error:  # the others are still worth seeing
+    except OnefoldError as error:  # still list the others
         return {"topic": folder.name, "bytes": size, "problem": str(error)}
     return {"topic": folder.name, "start": start, "end": end, "bytes": size, "last_ms": last}
 
@@ -66,10 +66,12 @@ def tail(
     topic: Folder,
     start: Annotated[int | None, Option("--from", min=0, help="First offset; by default near the end.")] = None,
     since: Annotated[datetime | None, Option(help="First time, in UTC, such as 2026-01-31T12:00:00.")] = None,
-    count_max: Annotated[int | None, Option("--max", min=1, help="Show so many; else 10, or all from --from.")] = None,
-    follow: Annotated[bool, Option("--follow", help="Wait for more; Ctrl-C ends it.")] = False,
+    count_max: Annotated[
+        int | None, Option("--max", min=1, help="How many to show; default 10, or all with --from.")
+    ] = None,
+    follow: Annotated[bool, Option("--follow", help="Wait for more; stop with Ctrl-C.")] = False,
     everything: Annotated[
-        bool, Option("--all", help="Also what the topic notes for itself: openings, conflicts, purges, switches.")
+        bool, Option("--all", help="Also the topic's own records: openings, conflicts, purges, switches.")
     ] = False,
     json: Annotated[bool, Option("--json", help="Print a line of JSON per record on standard output.")] = False,
 ) -> None:
@@ -77,7 +79,7 @@ def tail(
     reader = LogReader(topic)
     if since is not None:
         if start is not None:
-            raise Misuse("--from and --since: one of them says where to begin, not both", start=start)
+            raise Misuse("--from and --since: give only one of them", start=start)
         start = reader.offset_at(round(since.replace(tzinfo=UTC).timestamp() * 1_000))
     if start is None:
         count_max = count_max if follow else count_max or TAIL_COUNT
@@ -88,7 +90,7 @@ def tail(
             if not json:
                 people.lines(_line(record))
                 continue
-            document = record_document(record)  # as the server shows it; what is plain text also as such
+            document = record_document(record)  # as from the server; with the text if it is UTF-8
             if "payload_base64" in document:
                 with suppress(UnicodeDecodeError):
                     document["text"] = record.payload.decode()
@@ -96,7 +98,7 @@ def tail(
 
 
 def _near_end(reader: LogReader, count: int, everything: bool) -> int:
-    """Where the last so many wanted records begin."""
+    """The offset of the first of the last ``count`` wanted records."""
     start, end, window = reader.start, reader.end, count
     while True:
         begin = max(start, end - window)
@@ -123,11 +125,11 @@ def _line(record: LogRecord) -> str:
     kind = "" if record.kind == Kind.MESSAGE else f" {Kind(record.kind).name.lower()}"
     text = record.payload.decode("utf-8", errors="backslashreplace")
     line = f"{record.offset} {_clock(record.time_ms)} {record.producer} {record.sequence}{kind}  {text}"
-    return printable(line, keep="")  # a record is a line
+    return printable(line, keep="")  # one line per record
 
 
 def producers(topic: Folder, json: AsJson = False) -> None:
-    """Show who published to a topic: the last sequence id that is stored, the epoch, and when it was last heard of."""
+    """Show the producers of a topic: last stored sequence id, epoch, and when each was last seen."""
     reader = LogReader(topic)
     snapshot = Snapshots(REAL, str(topic), 1).newest()
     records = reader.read(reader.start if snapshot is None else snapshot.position)
@@ -140,12 +142,12 @@ def producers(topic: Folder, json: AsJson = False) -> None:
         documents.append({"name": name, **figures})
         rows.add_row(escape(name), str(state.head), str(state.epoch), _clock(state.time_ms))
     people.print(rows if states else "no producers")
-    note = [] if memory.switched_on else ["deduplication is off: nothing is remembered of what they store"]
+    note = [] if memory.switched_on else ["deduplication is off: stored sequences are not remembered"]
     tell(note, {"topic": str(topic), "deduplicate": memory.switched_on, "producers": documents}, json)
 
 
 def verify(topic: Folder, json: AsJson = False) -> None:
-    """Read a topic's whole log, and name every damaged place. Exit 1 if there is one, 0 if all is whole."""
+    """Read a topic's whole log, and name every damaged place. Exit 1 if there is one, 0 if not."""
     findings = repair.verify(topic, now_ms=wall_ms())
     outcome = "all is whole" if findings.ok else "damaged: `onefold log salvage` saves the rest"
     tell([str(findings), outcome], _findings_document(findings), json)
@@ -158,14 +160,14 @@ def reset_producer(
     name: Annotated[str, Argument(help="The producer's name; `onefold log producers` shows them.")],
     json: AsJson = False,
 ) -> None:
-    """Forget the sequences of one producer, so that its next one is new, whatever it is. No server may have the topic.
+    """Forget the sequences of one producer: its next one is new, whatever it is. No server may have the topic open.
 
-    For a producer that stored a wrong sequence far ahead, after which all honest ones are repeats or jumps. What is
-    stored stays stored, and the reset is a record of the log. Exit 2 if the topic does not know the producer, 3 if
-    another process writes the topic.
+    For a producer that stored a wrong sequence far ahead, after which all honest ones are repeats or jumps. Stored
+    messages stay, and the reset is a record in the log. Exit 2 if the topic does not know the producer, 3 if another
+    process writes the topic.
     """
     folder = topic.absolute()
-    memory_of(folder)  # a folder that is no topic is refused before anything is made in it
+    memory_of(folder)  # refuse a folder that is no topic before writing to it
     with Topics(folder.parent) as topics:
         opened = topics.topic(folder.name, create=False)
         last, floor = opened.last_sequence_id(name), opened.floor(name)
@@ -178,13 +180,13 @@ def reset_producer(
 
 def salvage(
     topic: Folder,
-    to: Annotated[Path, Argument(help="A folder for the new log; empty, or not there.")],
+    to: Annotated[Path, Argument(help="The folder for the new log: new or empty.")],
     json: AsJson = False,
 ) -> None:
-    """Copy all that is whole out of a damaged log into a new one, and say what is lost. The old log is not changed."""
+    """Copy all whole records of a damaged log into a new one, and name the lost ones. The old log stays unchanged."""
     findings = repair.salvage(topic, to)
     if (topic / FILE).is_file():
-        shutil.copy(topic / FILE, to / FILE)  # last: without it, it is no topic yet
+        shutil.copy(topic / FILE, to / FILE)  # last: this makes it a topic
     saved = f"{findings.records:,} records saved in {to}"
     tell([str(findings), saved], _findings_document(findings) | {"to": str(to)}, json)
 

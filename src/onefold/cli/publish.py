@@ -1,4 +1,4 @@
-"""``onefold publish``: the lines of a file to a topic, each once, however often it is killed and started again."""
+"""``onefold publish``: publish the lines of a file to a topic, each once, also if it is killed and restarted."""
 
 import threading
 from pathlib import Path
@@ -14,26 +14,27 @@ from onefold.text import without_logins
 
 
 def publish(
-    file: Annotated[Path, Argument(exists=True, dir_okay=False, help="The file; a message is a line of it.")],
-    topic: Annotated[str, Option(help="The topic to publish to; made if it is not there.")],
+    file: Annotated[Path, Argument(exists=True, dir_okay=False, help="The file; each line is a message.")],
+    topic: Annotated[str, Option(help="The topic; made if it does not exist.")],
     to: Annotated[str, Option(help="A folder of topics, or a server: http://HOST:PORT.")] = "./onefold-log",
-    name: Annotated[str | None, Option(help='The producer\'s name; by default "file:" and the whole path.')] = None,
-    follow: Annotated[bool, Option("--follow", help="Wait for the file to grow; Ctrl-C ends it.")] = False,
+    name: Annotated[str | None, Option(help='The producer\'s name; default "file:" and the absolute path.')] = None,
+    follow: Annotated[bool, Option("--follow", help="Wait for the file to grow; stop with Ctrl-C.")] = False,
     token_file: Annotated[
         Path | None, Option(exists=True, dir_okay=False, help="A file with the server's token.")
     ] = None,
     retry_s: Annotated[
-        float, Option(min=0, help='Seconds to try again while the server is away; "inf": for ever.')
+        float, Option(min=0, help='Seconds to retry while the server is unreachable; "inf": for ever.')
     ] = 60,
     state: Annotated[
-        Path | None, Option(dir_okay=False, help="Where a digest of what was read is kept; ~/.local/state/onefold.")
+        Path | None,
+        Option(dir_okay=False, help="File for the digest of what was read; default in ~/.local/state/onefold."),
     ] = None,
     json: AsJson = False,
 ) -> int:
     """Publish the lines of a file to a topic, each once.
 
-    The topic remembers how far the file got: a run that was killed is simply started again and goes on. Exit 2 if the
-    file is not the one that was published before, 3 if the server could not be reached in time.
+    The topic remembers how far the file got: after a kill, run the same command again to continue. Exit 2 if the file
+    is not the one that was published before, 3 if the server could not be reached in time.
     """
     token = None if token_file is None else read_token(token_file)
     publisher = None
@@ -46,9 +47,8 @@ def publish(
         ):
 
             def show_share(publisher: FilePublisher) -> None:
-                size = max(1, file.stat().st_size)
-                share = min(100, 100 * publisher.answered // size)
-                show(f"{publisher.stored:,} lines stored, {share} % of {size:,} bytes")
+                share = min(100, 100 * publisher.answered // max(1, publisher.size))
+                show(f"{publisher.stored:,} lines stored, {share} % of {publisher.size:,} bytes")
 
             publisher = FilePublisher(file, producer, keep=keep, tell=show_share)
             publisher.run(threading.Event().wait if follow else None)

@@ -1,4 +1,4 @@
-"""Ids (after ADR 007's first level, for any id): duplicates found by names that are remembered for a while."""
+"""Ids (after ADR 007's first level, for any id): find duplicates by ids that are remembered for a window of time."""
 
 from onefold.ids.rules import ANSWERS, RULES, IdDetector
 

@@ -1,23 +1,22 @@
 """Ids over columns: many at once, in a table or in the batches of a stream.
 
-The scalar `IdDetector` is the truth; this form gives the same answers faster. Rows come with a name of 128 bits in two
-halves. Those of one name are found by sorting the first half; only where two rows share it, about as many rows as there
-are copies, are the rest compared: the other half, then the order of judgement. So a table costs one sort of 64-bit
-numbers, and a little for each copy. What the first row of a name was is remembered by its place:
+The scalar `IdDetector` is the reference; this form gives the same answers faster. Each row has a 128-bit name in two
+halves. Rows of one name are found by sorting the first half; only where two rows share it, which are about the copies,
+the second half and the order of judgement are compared. So a table costs one sort of 64-bit numbers, and a little per
+copy. The first row of each name is given by its index:
 
     name     a   b   a   c   b   a
     first    0   1   0   3   1   0        a row that is its own first is new; all others are copies of it
 
-A table that is larger than memory comes in windows that are sorted by name (`SortedIds`); a name that goes on in the
-next window is carried over.
+A table larger than memory comes in windows sorted by name (`SortedIds`); a name that continues in the next window is
+carried over.
 
-A stream is judged batch by batch (`judge_batch`), each by the horizon that the batches before it left, as if its rows
-came in the order of their times. The memory is slices of names (`Slices`), sorted by name and found by binary search;
-with shared times only the slices that rows of the batch fall into are looked at and added to, with the clock's all. Of
-the new names only those are kept that the batch itself does not make too old. Within a batch, rows of one name are
-copies whatever their times say.
+A stream is judged batch by batch (`judge_batch`), with the horizon after the previous batch, as if its rows came in the
+order of their times. The memory is slices of names (`Slices`), sorted by name and searched by bisection. With shared
+times only the slices of the batch's rows are searched, with the clock all of them. New names are kept unless the batch
+itself makes them too old. Within a batch, rows of one name are copies whatever their times are.
 
-Cost: a sort per batch, a binary search per name and slice looked at; 16 bytes a name, and 8 where content is compared.
+Cost: a sort per batch, a binary search per name and searched slice; 16 bytes per name, 8 more with content.
 """
 
 from __future__ import annotations
@@ -37,11 +36,11 @@ CODES: Final = {answer.reason: code for code, answer in enumerate(ANSWERS)}
 _NEW, _SEEN, _FORGOTTEN, _STATE_FULL = (CODES[answer.reason] for answer in (NEW, SEEN, FORGOTTEN, STATE_FULL))
 _BAD_TIME = CODES["bad_time"]
 NO_TIME: Final = -(1 << 63)
-"""The lowest of the times that stand for a refusal, see `refused`."""
+"""The lowest of the times that mark refused rows, see `refused`."""
 
 
 def refused(reason: str) -> int:
-    """The time that stands for "refused already, for this reason"."""
+    """The time of a row that was already refused for this reason."""
     return NO_TIME + CODES[reason]
 
 
@@ -50,10 +49,10 @@ class IdRows(NamedTuple):
 
     key: Int64s  # the first half of the name
     check: Int64s  # the other half
-    order: Int64s  # of the rows of one name the lowest is judged first; then by time, then by tie
-    time: Int64s  # or why the row is refused
+    order: Int64s  # among the rows of a name, the lowest is judged first; then by time, then by tie
+    time: Int64s  # or the mark of a refused row
     tie: Int64s
-    digest: Int64s | None = None  # of the content; None: it is not compared
+    digest: Int64s | None = None  # of the content; None: not compared
 
     def take(self, rows: Int64s | Bools) -> IdRows:
         key, check, order, time, tie = (column[rows] for column in self[:5])
@@ -61,12 +60,12 @@ class IdRows(NamedTuple):
 
 
 def refusals(time: Int64s) -> Codes:
-    """The code of each row that is refused by its time, -1 of all others."""
+    """The code of each refused row, -1 for all others."""
     return np.where(time < NO_TIME + len(ANSWERS), time - NO_TIME, -1).astype(np.int8)
 
 
 def firsts(rows: IdRows) -> Int64s:
-    """The place of the first row of the same name, of each row.
+    """For each row the index of the first row with the same name.
 
     >>> column = np.array([7, 8, 7, 7])
     >>> firsts(IdRows(column, column * 0, np.array([2, 0, 1, 1]), column * 0, np.array([0, 0, 1, 0]))).tolist()
@@ -86,12 +85,12 @@ def firsts(rows: IdRows) -> Int64s:
         turn = np.lexsort((check, key))
         some, key, check = some[turn], key[turn], check[turn]
         begins = np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))
-    # Of the rows of a name those with the lowest order, of these those with the lowest time, then tie: no sort at all.
+    # Per name keep the rows with the lowest order, of these those with the lowest time, then tie: no sort needed.
     starts = np.flatnonzero(begins)
     rest, sizes = np.arange(len(some)), np.diff(starts, append=len(some))
     all_sizes, firsts_of = sizes, starts
     for column in (rows.order, rows.time, rows.tie):
-        if not column.any():  # there is no such column
+        if not column.any():  # no such column
             continue
         values = column[some[rest]]
         lowest = values == np.repeat(np.minimum.reduceat(values, firsts_of), sizes)
@@ -104,7 +103,7 @@ def firsts(rows: IdRows) -> Int64s:
 
 
 def judge_table(rows: IdRows, settings: IdSettings) -> Codes:
-    """The code of each row of a whole table, or of the rows of all of its names that are here."""
+    """The code of each row of a table; all rows of a name must be there."""
     codes = refusals(rows.time)
     if codes.max(initial=-1) >= 0:
         good = np.flatnonzero(codes < 0)
@@ -121,11 +120,11 @@ def judge_table(rows: IdRows, settings: IdSettings) -> Codes:
 
 
 class SortedIds:
-    """Judges a table in windows that follow each other and are sorted as a whole: by name, then as they are judged."""
+    """Judges a table in consecutive windows that are sorted by name, then by the order of judgement."""
 
     def __init__(self, settings: IdSettings) -> None:
         self._settings = settings
-        self._last: tuple[int, int, int] | None = None  # the name that the last window ended with, and its content
+        self._last: tuple[int, int, int] | None = None  # the last name of the last window, and its content
 
     def judge(self, rows: IdRows) -> Codes:
         """The code of each row of the next window."""
@@ -157,13 +156,13 @@ class SliceNames(NamedTuple):
 
 
 class Slices(Protocol):
-    """Where the names of a memory lie, by the number of their slice."""
+    """The names of a memory, by the number of their slice."""
 
     def counts(self) -> dict[int, int]:
         """How many names each slice holds."""
 
     def find(self, slice_: int, key: Int64s, check: Int64s) -> tuple[Bools, Int64s | None]:
-        """Which of these names a slice holds, and the digests of those that it does; None: it has none."""
+        """Which of these names a slice holds, and the digests of those; None: it has no digests."""
 
     def keep(self, slice_: int, names: SliceNames) -> None:
         """Add names that no slice holds."""
@@ -176,18 +175,18 @@ def judge_batch(
     rows: IdRows, slices: Slices, settings: IdSettings, newest: int | None, now_ms: int | None = None,
     *, reached: int | None = None, is_part: bool = False,
 ) -> tuple[Codes, int | None]:  # fmt: skip
-    """The code of each row of a batch, and the newest time by then; what the rows teach is kept in the slices.
+    """The code of each row of a batch, and the newest time after it; adds new names to the slices.
 
     ``newest``: the newest time before the batch. With the clock all times of the batch must be equal. ``is_part``: the
-    batch may come in several calls, sorted by name, and ``reached`` is the newest time by now; the last name of a call
-    is then kept however old it is, for it may go on in the next.
+    batch comes in several calls, sorted by name, and ``reached`` is the newest time so far; the last name of a call is
+    kept however old it is, since it may continue in the next.
     """
     codes = refusals(rows.time)
     reached = newest if reached is None else reached
     good = codes < 0
     if settings.window_ms is not None:
         codes[good & (np.abs(rows.time) >= TIME_MAX)] = _BAD_TIME
-        if settings.clock and good.any():  # a clock that is set back stands
+        if settings.clock and good.any():  # a clock that is set back stands still
             time = max(int(rows.time[good].max()), reached if reached is not None else -TIME_MAX)
             rows = rows._replace(time=np.where(good, time, rows.time))
             newest = reached = time
@@ -228,7 +227,7 @@ def judge_batch(
 
 
 def _known(names: IdRows, numbers: Int64s, slices: Slices, clock: bool) -> tuple[Bools, Int64s | None]:
-    """Which names the slices hold, and the content of each name's first: as it is remembered, else its own."""
+    """Which names the slices hold, and the content of each name's first row: as remembered, else its own."""
     is_known = np.zeros(len(names.key), np.bool_)
     digest = None if names.digest is None else names.digest.copy()
     counts = slices.counts()
@@ -251,7 +250,7 @@ def _forget(slices: Slices, settings: IdSettings, newest: int | None) -> None:
 def _keep(
     names: IdRows, numbers: Int64s, new: Bools, slices: Slices, settings: IdSettings, horizon: int | None, is_part: bool
 ) -> Bools:
-    """Keep the new names that lie above the horizon, and of a part the last one; returns which new names have room."""
+    """Keep the new names above the horizon, and the last one of a part; returns which new names have room."""
     room = new.copy()
     if settings.ids_max is not None:
         room[np.flatnonzero(new)[max(0, settings.ids_max - sum(slices.counts().values())) :]] = False

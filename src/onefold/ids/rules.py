@@ -1,32 +1,31 @@
 """Has this id been seen? Answered from the ids themselves, remembered for a window of time, in slices.
 
-An id (a UUID, an order number, a hash of columns) says nothing of the messages before it, so what was seen has to be
-remembered id by id. What keeps the memory small is a window: copies share the time at which their event happened, and
-whoever is older than the memory is not looked for. Time is cut into slices, sixteen to a window; an id lies in the
-slice of its time, and slices are forgotten whole. With ``window_ms=4000`` and the newest time 9,700:
+An id (a UUID, an order number, a hash of columns) says nothing about the messages before it, so ids have to be
+remembered one by one. A window keeps the memory small: copies share the time at which their event happened, and ids
+older than the window are forgotten. Time is cut into slices, sixteen to a window; an id lies in the slice of its time,
+and slices are forgotten whole. With ``window_ms=4000`` and the newest time 9,700:
 
     forgotten < 5,500 <= [5500] [5750] [6000] ... [9500]        a slice is 250 ms; 9,700 - 4,000 lies in the slice 5,500
 
-The horizon is the beginning of the slice in which the window begins. For an id of the time ``t``:
+The horizon is the beginning of the slice in which the window begins. For an id with the time ``t``:
 
-    t < horizon              it may have been seen, nobody knows any more       UNSURE forgotten
+    t < horizon              it may have been seen and forgotten                UNSURE forgotten
     it is in the slice       the content is the same, or is not compared        REPEAT seen
-                             the content is another one                         REJECT conflict, or REPEAT changed
-    otherwise                it is put into the slice of ``t``                  FIRST new
+                             the content differs                                REJECT conflict, or REPEAT changed
+    otherwise                it is added to the slice of ``t``                  FIRST new
 
 So within the window the answers are those of a set of all ids, and beyond it they are UNSURE: never a REPEAT that was
-not seen, never a FIRST that was. REPEAT, UNSURE and REJECT leave the ids as they were. Without a window all ids are
-remembered, for ever, and times are not looked at.
+not seen, never a FIRST that was. REPEAT, UNSURE and REJECT leave the ids unchanged. Without a window all ids are
+remembered for ever, and times are ignored.
 
-Where there is no time that copies share, that of their arrival stands in (``clock=True``): then all slices are
-searched, and a copy that comes later than the window after its first counts again, which nobody can notice. That is the
-price.
+If copies do not share a time, the time of arrival can be used (``clock=True``): then all slices are searched, and a
+copy that arrives more than the window after its first is counted again without notice.
 
-A time far ahead of the clock would age all that is remembered. Who passes ``now_ms`` is safe from it: such a time moves
-the horizon no further than a quarter of an hour ahead of the clock, and one beyond the whole window is refused.
+A time far ahead of the clock would move the window and forget everything. With ``now_ms``, such a time moves the
+horizon no further than a quarter of an hour ahead of the clock, and one further ahead than the window is rejected.
 
 A name is 128 bits of hash: two of a billion ids share one with a probability of 10^-21; with 64 bits it would be 3 %,
-and a false REPEAT is a lost message. Content is compared by 64 bits: there only the copies of one id meet.
+and a false REPEAT is a lost message. Content is compared by 64 bits, which is enough among the copies of one id.
 
 From: Azure IoT Edge LoRaWAN Starter Kit, ADR 007, level 1. Cost: O(1) per id; 16 bytes an id where it is stored, 24
 with content; a Python set of the same names takes a hundred.
@@ -72,11 +71,11 @@ Id: TypeAlias = str | bytes | int | tuple["str | bytes | int | None", ...] | Non
 OnConflict: TypeAlias = Literal["reject", "repeat"]
 
 SLICES: Final = 16
-"""To a window: what is remembered beyond it, up to one slice, is a sixteenth."""
+"""Per window: up to one slice, a sixteenth, is remembered beyond it."""
 AHEAD_MS_MAX: Final = 900_000
-"""A quarter of an hour, as for chains and radio frames: more than clocks that are set at all are off."""
+"""A quarter of an hour, as for chains and radio frames: more than synchronised clocks differ."""
 TIME_MAX: Final = 1 << 62
-"""Times lie between its negative and it, so that differences of them fit into 64 bits."""
+"""Limit of the absolute value of a time, so that differences fit into 64 bits."""
 
 FORMAT: Final = 1
 _MAGIC: Final = b"OFid"
@@ -90,9 +89,9 @@ _NO_DIGEST: Final = bytes(_DIGEST_BYTES)
 
 
 def name_of(id: Id) -> bytes | None:
-    """The 128 bits by which an id is known; None if it, or a part of it, is null.
+    """The 128-bit name of an id; None if the id or a part of it is null.
 
-    Whatever differs has another name: the text "1" is not the number 1, and ("ab", "c") is not ("a", "bc").
+    Types and parts count: the text "1" is not the number 1, and ("ab", "c") is not ("a", "bc").
 
     >>> name_of("a") == name_of("a"), name_of("1") == name_of(1), name_of(("a", None)), len(name_of(("a", 1)))
     (True, False, None, 16)
@@ -115,7 +114,7 @@ def name_of(id: Id) -> bytes | None:
 
 
 def digest_of(content: str | bytes | None) -> bytes:
-    """What is remembered of a message's content; of none nothing, which equals any."""
+    """The digest of a message's content; without content a value that matches any."""
     if content is None:
         return _NO_DIGEST
     data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
@@ -130,7 +129,7 @@ _UNITS: Final = {
 
 
 def window_of(value: str | int | None) -> int | None:
-    """A window in ms, from text or as it is.
+    """A window in ms; text is parsed.
 
     >>> window_of("7 days"), window_of("1 hour 30 minutes"), window_of("250ms"), window_of(None)
     (604800000, 5400000, 250, None)
@@ -149,7 +148,7 @@ def window_of(value: str | int | None) -> int | None:
 class IdSettings(NamedTuple):
     window_ms: int | None = None
     clock: bool = False
-    """Whether times are those of arrival, which copies do not share."""
+    """Whether times are arrival times, which copies do not share."""
     on_conflict: OnConflict = "reject"
     ids_max: int | None = None
 
@@ -168,7 +167,7 @@ class IdSettings(NamedTuple):
         return 1 if self.window_ms is None else -(-self.window_ms // SLICES)
 
     def slice_of(self, time_ms: int) -> int:
-        """The number of the slice that a time falls into; without a window there is one."""
+        """The number of the slice of a time; without a window there is only slice 0."""
         return 0 if self.window_ms is None else time_ms // self.slice_ms
 
     def horizon(self, newest: int | None) -> int | None:
@@ -182,7 +181,7 @@ class IdSettings(NamedTuple):
         return self.slice_of(newest - self.window_ms) * self.slice_ms
 
     def ahead(self, now_ms: int) -> tuple[int, int]:
-        """How far a time may move the horizon, and how far it may lie ahead at all, when it is so late now."""
+        """The latest time that may move the horizon, and the latest that is accepted at all."""
         return now_ms + AHEAD_MS_MAX, now_ms + max(AHEAD_MS_MAX, self.window_ms or 0)
 
     @property
@@ -212,19 +211,19 @@ class IdDetector:
         on_conflict: OnConflict = "reject",
         ids_max: int | None = None,
     ) -> None:
-        """``window_ms``: None remembers all ids. ``clock``: times are those of arrival. ``ids_max``: how many ids are
-        remembered; beyond it new ones are UNSURE, and not remembered. None: as many as come.
+        """``window_ms``: None remembers all ids. ``clock``: times are arrival times. ``ids_max``: how many ids to
+        remember; beyond it new ones are UNSURE, and not remembered. None: no limit.
         """
         self.settings = IdSettings(window_ms, clock, on_conflict, ids_max).checked()
         self.newest: int | None = None
-        """The newest time seen, of those that may move the horizon."""
-        self._slices: dict[int, dict[bytes, bytes]] = {}  # of each slice the names, with a digest of their content
+        """The newest time, of those that may move the horizon."""
+        self._slices: dict[int, dict[bytes, bytes]] = {}  # slice to names, with a digest of their content
 
     def judge(
         self, id: Id, time_ms: int | None = None, *, content: str | bytes | None = None, now_ms: int | None = None
     ) -> Answer:
-        """``time_ms``: when the event happened, the same for all of its copies; with ``clock`` when it arrived. Only
-        looked at if there is a window. ``content``: what copies must share. ``now_ms``: guards against wrong times.
+        """``time_ms``: when the event happened, the same for all copies (with ``clock``: when it arrived); needed only
+        with a window. ``content``: what copies must share. ``now_ms``: the current time, to reject wrong times.
         """
         name = name_of(id)
         if name is None:
@@ -246,7 +245,7 @@ class IdDetector:
             known = self._slices.get(slice_, {}).get(name)
             if known is not None:
                 return settings.differs if _NO_DIGEST not in (known, digest) and known != digest else SEEN
-        if settings.window_ms is not None:  # also if there is no room: it is time that makes room
+        if settings.window_ms is not None:  # also if there is no room: it makes room
             self._move(time_ms if now_ms is None else min(time_ms, settings.ahead(now_ms)[0]))
         if settings.ids_max is not None and len(self) >= settings.ids_max:
             return STATE_FULL
@@ -254,7 +253,7 @@ class IdDetector:
         return NEW
 
     def _move(self, time_ms: int) -> None:
-        """Let the window end at this time, if it did not reach it yet."""
+        """Move the end of the window to this time, if it is newer."""
         if self.newest is not None and time_ms <= self.newest:
             return
         self.newest = time_ms
@@ -273,9 +272,9 @@ class IdDetector:
         return sum(map(len, self._slices.values()))
 
     def merge(self, other: IdDetector) -> IdDetector:
-        """Unite with what another node saw; what either forgot stays UNSURE. Returns self. Cost: O(their ids)."""
+        """Add what another detector saw; what either forgot stays UNSURE. Returns self. Cost: O(their ids)."""
         if other.settings[:2] != self.settings[:2]:
-            raise Misuse(f"a memory of {other.settings} cannot be united with one of {self.settings}")
+            raise Misuse(f"a memory of {other.settings} cannot be merged with one of {self.settings}")
         for slice_, names in other._slices.items():
             self._slices[slice_] = names | self._slices.get(slice_, {})
         if other.newest is not None:
@@ -286,10 +285,10 @@ class IdDetector:
         return self
 
     def snapshot(self) -> bytes:
-        """Everything, settings included: 16 bytes an id, 8 more where there is content.
+        """The state with its settings: 16 bytes per id, 8 more with content.
 
-        Magic, format, flags, window, newest time, most ids, count of slices; then each slice: its number, the count of
-        its names, the names in order, their digests; then a checksum of all before it.
+        Magic, format, flags, window, newest time, ids_max, count of slices; per slice its number, the count of its
+        names, the sorted names, their digests; at the end a checksum.
         """
         window_ms, clock, on_conflict, ids_max = self.settings
         digests = any(digest != _NO_DIGEST for names in self._slices.values() for digest in names.values())
@@ -313,10 +312,10 @@ class IdDetector:
 
     @classmethod
     def restore(cls, data: bytes) -> IdDetector:
-        """A detector that goes on exactly where ``snapshot`` was taken; foreign bytes raise `BadInput`."""
+        """A detector that continues exactly from ``snapshot``; foreign bytes raise `BadInput`."""
         body, end = data[: -_CRC.size], data[-_CRC.size :]
         if len(data) < _HEAD.size + _CRC.size or data[:4] != _MAGIC:
-            raise BadInput(f"no snapshot of ids: it begins {data[:8].hex() or 'nowhere'}")
+            raise BadInput(f"not a snapshot of ids: it begins {data[:8].hex() or 'with nothing'}")
         if _CRC.unpack(end)[0] != zlib.crc32(body):
             raise BadInput("a damaged snapshot of ids: its checksum differs")
         _, format_, flags, window, newest, most, count = _HEAD.unpack_from(body)
@@ -346,7 +345,7 @@ class IdDetector:
         except (Misuse, ValueError, struct.error) as error:
             raise BadInput(f"a damaged snapshot of ids: {error}") from error
         if at != len(body) or detector.snapshot() != data:
-            raise BadInput("a damaged snapshot of ids: it is not what a snapshot writes")
+            raise BadInput("a damaged snapshot of ids: `snapshot` would not write it")
         return detector
 
     def __str__(self) -> str:

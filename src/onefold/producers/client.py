@@ -1,22 +1,22 @@
 """A producer: publishes to a topic so that every message is stored once, through crashes on either side.
 
-Each message has a sequence id, and the topic remembers for each producer's name what it has stored. A message that was
-sent and not answered is simply sent again with the same id. A program that restarts under the same name asks
-`Producer.last_sequence_id` and goes on after it: nothing is doubled, nothing is missing. From Pulsar's PIP-6.
+Each message has a sequence id, and the topic remembers per producer name what it has stored. A message without an
+answer is sent again with the same id. A program that restarts under the same name continues after
+`Producer.last_sequence_id`: nothing is doubled, nothing is missing. From Pulsar's PIP-6.
 
-    names      chosen: stable over restarts, and yours alone; a second producer of the name shuts the first one out.
-               Not chosen: a unique one is given out; then retries are safe, but a restart knows nothing of before
-    ids        counted from after the last stored one, or your own: then for every message, ascending, with holes if you
-               like (the offset in a file, the id of a row: no second book to keep)
+    names      chosen: stable over restarts, and unique; a second producer with the name shuts the first one out.
+               Not chosen: a unique one is assigned; then retries are safe, but nothing is known after a restart
+    ids        counted from after the last stored one; or your own, for every message, ascending, holes allowed (the
+               offset in a file, the id of a row: no progress to keep elsewhere)
 
-A thread takes the messages to the topic, in order, through any trouble. All that waits goes out in batches,
-as large as the topic takes them, while earlier ones are on their way; what comes while an answer is awaited goes out
-with the next: the slower the topic, the larger the batches.
+A thread sends the messages to the topic, in order. Everything queued goes out in batches as large as the topic accepts,
+while earlier batches are in flight; messages queued while an answer is awaited go out with the next batch: the slower
+the topic, the larger the batches.
 
-Trouble (a lost connection, a busy server, a failed store, an UNSURE that will clear up) ends the connection. All that
-was not answered goes back to the front of what waits, in order, with the same ids, and is sent again over a new one. A
-part of it may have been stored: the topic says REPEAT to that, and that is an answer. So nothing is stored twice,
-nothing is left out, and nothing is ever stored before something that was handed over earlier.
+Trouble (a lost connection, a busy server, a failed store, an UNSURE with ``retry``) ends the connection. All unanswered
+messages go back to the front of the queue, in order, with the same ids, and are sent again over a new connection. The
+topic answers REPEAT to those that were stored. So nothing is stored twice, nothing is left out, and nothing is stored
+before a message that was handed over earlier.
 """
 
 import asyncio
@@ -41,58 +41,57 @@ from onefold.producers.wire import WireStatus, decode_reply, encode_request
 from onefold.verdict import Verdict
 
 GHOST_S: Final = 60.0
-"""How long a try that was given up may still be in some queue on the way."""
+"""How long a connection attempt that was given up may still be queued somewhere on the way."""
 
 
 class ClientClaim:
-    """A producer's name, its epoch, and how far it is stored: tells its own new connection from another producer.
+    """A producer's name, its epoch, and how far it is stored; notices when another producer takes the name.
 
-    Every opening of a name gets the next epoch, and only the newest may write. If somebody else opened the name before
-    a producer opens it again, that one is the producer now, and this one must stop: its messages would be taken for
-    repeats of the other's.
+    Every opening of a name gets the next epoch, and only the newest may write. If another producer opened the name
+    before this one reconnects, this one must stop: its messages would be taken for repeats of the other's.
 
-        epoch one above mine                    nobody was there
+        epoch one above mine                    nobody else opened it
         epoch further above                     that many openings in between: another producer, or ghosts
         something stored beyond all I sent      another producer
 
-    A *ghost* is an opening of my own whose greeting was lost: it may have counted, even a little later than the next.
+    A *ghost* is an opening of my own whose greeting was lost: it may have taken effect, even after a later one.
     """
 
     def __init__(self, name: str | None) -> None:
         self.name = name
         self.epoch = 0
         self.last_sequence_id = -1
-        """The highest id that is known to be stored."""
+        """The highest id known to be stored."""
         self.sent = -1
-        """The highest id that this producer has ever sent."""
+        """The highest id this producer has sent."""
         self.floor = -1
         self._ghosts = 0
         self._ghost_at = 0.0
 
     def unsure(self, now: float) -> None:
-        """A try to open the name ended without an answer."""
-        self._ghosts = self._around(now) + 1
+        """An attempt to open the name ended without an answer."""
+        self._ghosts = self._live_ghosts(now) + 1
         self._ghost_at = now
 
     def opened(self, session: ProducerSession, now: float) -> None:
-        """The name was opened, perhaps again; `Misuse` if it shows that it is another producer's now."""
+        """The name was opened, perhaps again; `Misuse` if another producer has taken it."""
         if self.epoch:
-            # A topic that forgot the producer gives out epochs above all that were forgotten, not the next one.
+            # A topic that forgot the producer continues above all forgotten epochs, not with the next one.
             forgotten = session.last_sequence_id < max(self.last_sequence_id, session.floor)
             between = 0 if forgotten else session.epoch - self.epoch - 1
-            if between > self._around(now) or session.last_sequence_id > max(self.sent, self.last_sequence_id):
+            if between > self._live_ghosts(now) or session.last_sequence_id > max(self.sent, self.last_sequence_id):
                 raise self._taken()
             self._ghosts -= between
         self.name, self.epoch, self.floor = session.name, session.epoch, session.floor
         self.last_sequence_id = max(self.last_sequence_id, session.last_sequence_id)
 
     def fenced(self, now: float) -> Exception:
-        """What it means that a newer epoch was given out: `Busy` if a ghost may have got it, or else `Misuse`."""
-        if self._around(now):
-            return Busy(f"producer {self.name!r}: an earlier try to connect came through late", name=self.name)
+        """The error for a newer epoch: `Busy` if it may be that of a ghost, else `Misuse`."""
+        if self._live_ghosts(now):
+            return Busy(f"producer {self.name!r}: an earlier connection attempt came through late", name=self.name)
         return self._taken()
 
-    def _around(self, now: float) -> int:
+    def _live_ghosts(self, now: float) -> int:
         return self._ghosts if now - self._ghost_at < GHOST_S else 0
 
     def _taken(self) -> Misuse:
@@ -101,17 +100,17 @@ class ClientClaim:
 
 
 OUTSTANDING_MAX: Final = 16
-"""As many requests as a server lets a connection have on their way; Kafka's producers have 5, and keep order so."""
+"""Requests in flight, as many as a server allows a connection; Kafka's producers have 5, and also keep the order."""
 BATCH_MESSAGES_MAX: Final = 1_000
-"""Even where more are allowed: a part of what waits should be on its way while the rest is being packed."""
+"""Even where more are allowed: one batch should be in flight while the next is being packed."""
 BATCH_BYTES_MAX: Final = 1 << 20
-"""Kafka's producers allow as much for a request."""
+"""As for a request of Kafka's producers."""
 OPEN_S: Final = 10.0
-"""For a connection to come about; websockets has as much."""
+"""Timeout of a connection attempt, as in websockets."""
 HEAD_BYTES: Final = 256
-"""Of a request on the wire, its name with it; at least."""
+"""Bytes of a request besides its messages, with the name: an upper bound."""
 MESSAGE_BYTES: Final = 12
-"""Of a message on the wire, besides its payload."""
+"""Bytes of a message on the wire besides its payload."""
 
 
 class BatchLimits(NamedTuple):
@@ -131,20 +130,20 @@ class Embedded:
         self._waiting: Sequence[Message] = ()
 
     def send(self, messages: Sequence[Message]) -> None:
-        self._waiting = messages  # judged and stored when its receipts are asked for
+        self._waiting = messages  # published by `receive`
 
     def receive(self) -> list[Receipt]:
         return self._topic.publish(self.session.name, self._waiting, self.session.epoch)
 
     def close(self) -> None:
-        pass  # the topic goes on
+        pass  # the topic stays open
 
 
 class Remote:
-    """A session with a topic of a server; batches are answered in order, and after an error it is done with."""
+    """A session with a topic of a server; batches are answered in order, and an error ends it."""
 
     def __init__(self, url: str, token: str | None, answer_s: float) -> None:
-        from onefold.net.websocket import WebSocket  # an extra: who embeds the log does without
+        from onefold.net.websocket import WebSocket  # an extra, not needed for a folder
 
         self._socket = WebSocket(url, token=token, open_s=min(OPEN_S, answer_s), answer_s=answer_s)
         self._expected: deque[tuple[int, int]] = deque()
@@ -185,6 +184,8 @@ def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, BatchLim
         session = ProducerSession(str(fields["name"]), *numbers)
         messages_max = min(int(fields["batch_messages_max"]), BATCH_MESSAGES_MAX)
         bytes_max = min(int(fields["batch_bytes_max"]), BATCH_BYTES_MAX)
+        if messages_max < 1:
+            raise ValueError("no message fits into a batch")
         return session, BatchLimits(int(fields["message_bytes_max"]), messages_max, bytes_max, OUTSTANDING_MAX)
     except (BadInput, ValueError, KeyError, TypeError, OverflowError) as error:
         raise Misuse(f"{url}: not an ingest server: it greets with {greeting[:100]!r}", url=url) from error
@@ -192,13 +193,13 @@ def _greeted(url: str, greeting: str | bytes) -> tuple[ProducerSession, BatchLim
 
 class Way:
     def __init__(self, topic: str, at: str | Path | Topics, token: str | None, answer_s: float) -> None:
-        """``at``: the address of a server, a folder of topics, or one that is open already."""
+        """``at``: the address of a server, a folder of topics, or open `Topics`."""
         self.close: Callable[[], None] = lambda: None
         self.connect: Callable[[str | None], Embedded | Remote]
         if isinstance(at, str) and "://" in at:
             from onefold.net.websocket import topic_url
 
-            topic_url(at, topic, None)  # one that cannot be is refused now
+            topic_url(at, topic, None)  # refuses an invalid address now
             self.connect = lambda name: Remote(topic_url(at, topic, name), token, answer_s)
             self.name = f"topic {topic!r} at {at}"
         else:
@@ -211,25 +212,25 @@ class Way:
 
 
 TROUBLE: Final = (Busy, StoreFailed, ConnectionError)
-"""What may be gone when it is tried again."""
+"""Errors that are worth a retry."""
 CLOSE_S: Final = 0.2
-"""An answer that is awaited when a producer is closed without waiting for it may still come, for so long."""
+"""How long an interrupted close waits for the answer in progress."""
 CLOSE_S_MAX: Final = 15.0
-"""The longest that a thread is waited for; it is trying to connect, and can do no harm."""
+"""How long a close waits for the thread to end at most; after that it may still try to connect, which does no harm."""
 NEW_EPOCH: Final = frozenset({"forgotten", "unknown_epoch", "epoch_missing"})
-"""Reasons that a new epoch may put right, because the topic forgot the old one; asked once again, then believed."""
+"""Reasons that a new epoch may cure, because the topic forgot the old one: retried once, then final."""
 PAUSE_S: Final = 0.05
 PAUSE_S_MAX: Final = 2.0
-"""Of the pause between two tries, which doubles; gRPC goes from 1 to 120 s, for far more clients than a log has."""
+"""The pause between two tries doubles up to this; gRPC goes from 1 to 120 s, for far more clients than a log has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerLimits:
     unanswered_max: int = 10_000
-    """Messages handed over and not answered; `Producer.send_async` waits for room. Pulsar has 1,000, Kafka 32 MiB."""
+    """Messages without an answer; beyond, `Producer.send_async` waits. Pulsar has 1,000, Kafka 32 MiB."""
     unanswered_bytes_max: int = 64 << 20
     answer_s: float = 30
-    """A server that does not answer for so long counts as lost. Kafka has 30 s too."""
+    """A connection without an answer for this long counts as lost; 30 s as in Kafka."""
 
 
 @dataclass(eq=False, slots=True)
@@ -237,7 +238,7 @@ class QueuedMessage:
     sequence: int
     payload: bytes
     awaited: bool
-    """Somebody waits for the answer, and so gets to see an error."""
+    """Whether a caller waits for the answer, and so sees an error."""
     future: Future[Receipt] = field(default_factory=Future)
     asked_again: bool = False
 
@@ -271,9 +272,9 @@ class Producer:
     ) -> None:
         """Connect to a topic.
 
-        ``at`` is the address of a server (http://, https://, ws://, wss://), a folder with topics, which this producer
+        ``at`` is the address of a server (http://, https://, ws://, wss://), a folder of topics, which this producer
         then has for itself, or open `Topics`. ``initial_sequence_id`` is the id of the first message; by default it
-        follows the last stored one. Trouble that may pass is waited for, up to ``retry_s``; None: for ever.
+        follows the last stored one. Temporary errors are retried for up to ``retry_s`` seconds; None: for ever.
         """
         _check(initial_sequence_id)
         if retry_s is not None and not retry_s >= 0:
@@ -282,14 +283,14 @@ class Producer:
         self._way = Way(topic, at, token, self._limits.answer_s)
         self._claim = ClientClaim(name)
         self._dead: Exception | None = None  # why nothing can be sent any more
-        self._lost = 0  # messages that nobody waits for, and that had no answer when it died
+        self._lost = 0  # messages without an answer at that time that no caller waits for
         self._count = self._bytes = self.message_bytes_max = 0
-        self._waiting: deque[QueuedMessage] = deque()  # handed over, not sent yet
-        self._outstanding: deque[list[QueuedMessage]] = deque()  # batches of this connection that have no answer yet
+        self._waiting: deque[QueuedMessage] = deque()  # not sent yet
+        self._outstanding: deque[list[QueuedMessage]] = deque()  # sent over this connection, without an answer
         self._connection: Embedded | Remote | None = None
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self._calm()
+        self._reset_pause()
         self._thread = threading.Thread(target=self._run, name="onefold producer", daemon=True)
         try:
             self._try(self._connect)
@@ -303,7 +304,7 @@ class Producer:
         self._next = start if initial_sequence_id is None else initial_sequence_id
         self._lowest = 0 if initial_sequence_id is None else initial_sequence_id
         self._own_ids: bool | None = None
-        self._calm()
+        self._reset_pause()
         self._thread.start()
 
     @property
@@ -312,37 +313,37 @@ class Producer:
 
     @property
     def epoch(self) -> int:
-        """How many times the name was opened: it rises with every connection, and only the newest may send."""
+        """Rises with every connection of this name; only the newest may send."""
         return self._claim.epoch
 
     @property
     def last_sequence_id(self) -> int:
-        """The highest id of this name that is known to be stored; -1: none."""
+        """The highest id of this name known to be stored; -1: none."""
         return self._claim.last_sequence_id
 
     @property
     def floor(self) -> int:
-        """Ids at or below it cannot be stored: the topic forgot a producer that may have had them; -1: it did not."""
+        """Ids at or below it are refused: the topic forgot a producer that may have stored them; -1: no floor."""
         return self._claim.floor
 
     def send(self, payload: Payload, sequence_id: int | None = None) -> Receipt:
-        """Store a message; returns when it is on disk, or when the topic has said that it will not be."""
+        """Store a message; returns when it is on disk, or when the topic has refused it."""
         if self._here:
             raise Misuse("send waits for an answer, and may not be called by the callback of one: use send_async")
         return self._hand_over(payload, sequence_id, awaited=True).result()
 
     def send_async(self, payload: Payload, sequence_id: int | None = None) -> Future[Receipt]:
-        """Hand a message over; waits only while too many have no answer. The future cannot be cancelled."""
+        """Queue a message; waits only while too many have no answer. The future cannot be cancelled."""
         return self._hand_over(payload, sequence_id)
 
     async def asend(self, payload: Payload, sequence_id: int | None = None) -> Receipt:
-        """Like `send`, for asyncio. Many may wait at once; those that were called first are stored first."""
-        # No waiting for room: who awaits this holds the payload anyway.
+        """Like `send`, for asyncio. Many may be awaited at once; they are stored in the order of the calls."""
+        # No waiting for room: the awaiting caller holds the payload anyway.
         return await asyncio.wrap_future(self._hand_over(payload, sequence_id, wait=False, awaited=True))
 
     @property
     def _here(self) -> bool:
-        """Is this the producer's own thread, in the callback of a future? It must not wait for itself."""
+        """Whether this is the producer's own thread, in the callback of a future: it must not wait for itself."""
         return threading.current_thread() is self._thread
 
     def _hand_over(
@@ -364,7 +365,7 @@ class Producer:
             if self._dead is not None:
                 raise self._dead
             item = QueuedMessage(self._number(sequence_id), data, awaited)
-            item.future.set_running_or_notify_cancel()  # what is on its way cannot be called back
+            item.future.set_running_or_notify_cancel()  # it cannot be cancelled
             self._waiting.append(item)
             self._count += 1
             self._bytes += size
@@ -374,7 +375,7 @@ class Producer:
     def _number(self, sequence_id: int | None) -> int:
         own = sequence_id is not None
         if self._own_ids not in (None, own):
-            raise Misuse("sequence ids: all messages of a producer carry their own, or none does")
+            raise Misuse("sequence ids: give one with every message of a producer, or with none")
         sequence = max(self._next, self._claim.floor + 1) if sequence_id is None else sequence_id
         if own and sequence < self._lowest:
             text = f"sequence id {sequence}: must ascend, the next is at least {self._lowest}"
@@ -390,18 +391,18 @@ class Producer:
             return {item.future: item for item in items if not item.future.done()}
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was handed over has an answer; False: not in that time.
+        """Wait until every message has an answer; False if that took longer than ``timeout_s``.
 
-        Raises, once, if messages that nobody waits for could not be stored. A verdict is in its message's future only.
+        Raises, once, if messages of `send_async` could not be stored. Verdicts are in the futures only.
         """
         unanswered = wait(self._unanswered(), timeout_s).not_done
         if self._dead is not None and self._lost:
-            self._lost = 0  # raised once
+            self._lost = 0  # raise once
             raise self._dead
         return not unanswered
 
     def close(self) -> None:
-        """Wait for all answers and let go; raises if messages that were handed over could not be stored."""
+        """Wait for all answers and disconnect; raises if messages could not be stored."""
         try:
             self.flush()
         finally:
@@ -416,7 +417,7 @@ class Producer:
         self._thread.join(CLOSE_S)
         connection = self._connection
         if self._thread.is_alive() and connection is not None:
-            connection.close()  # it waits for an answer that nobody wants any more
+            connection.close()  # ends its wait for an answer
         self._thread.join(CLOSE_S_MAX)
 
     def __enter__(self) -> "Producer":
@@ -426,15 +427,15 @@ class Producer:
         if error is None:
             self.close()
             return
-        if isinstance(error, Exception):  # what was handed over before is still wanted
+        if isinstance(error, Exception):  # messages queued before it are still wanted
             wait(self._unanswered())
-        self._end()  # an interrupt does not wait for a server that may not come back
+        self._end()  # an interrupt does not wait for the server
 
     def _run(self) -> None:
         while not self._closing.is_set() and self._dead is None:
             with self._changed:
                 while not (self._waiting or self._outstanding or self._closing.is_set() or self._dead):
-                    self._calm()
+                    self._reset_pause()
                     self._changed.wait()
             self._try(self._converse)
         error = self._dead or Misuse("the producer was closed before the answer: it may or may not be stored")
@@ -449,7 +450,7 @@ class Producer:
         self._disconnect()
         self._way.close()
 
-    def _calm(self) -> None:
+    def _reset_pause(self) -> None:
         self._trouble_since: float | None = None
         self._pause_s = PAUSE_S
 
@@ -471,7 +472,7 @@ class Producer:
                 self._dead = ConnectionError(text)
                 if isinstance(error, OnefoldError):
                     self._dead = type(error)(text, **error.values)
-            except Exception as error:  # whatever it is: nobody may wait for ever
+            except Exception as error:  # any error ends the producer, so that no caller waits for ever
                 self._disconnect()
                 self._dead = error
 
@@ -480,8 +481,8 @@ class Producer:
             try:
                 self._connection = self._way.connect(self._claim.name)
             except ConnectionRefusedError:
-                raise  # it was not opened, for certain
-            except (ConnectionError, Busy):  # somebody on the way may have said busy after it was opened
+                raise  # it was certainly not opened
+            except (ConnectionError, Busy):  # a proxy may have answered "busy" after it was opened
                 self._claim.unsure(monotonic())
                 raise
             self._claim.opened(self._connection.session, monotonic())
@@ -489,7 +490,7 @@ class Producer:
         return self._connection
 
     def _disconnect(self) -> None:
-        """Drop the connection; what it did not answer goes back to the front, in order."""
+        """Drop the connection; unanswered messages go back to the front of the queue, in order."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -499,7 +500,7 @@ class Producer:
             self._outstanding.clear()
 
     def _converse(self) -> None:
-        """Send what waits, as far as it may be on its way, and take one answer."""
+        """Send queued messages as far as the limits allow, then receive one answer."""
         connection = self._connect()
         while len(self._outstanding) < connection.limits.outstanding_max and (batch := self._batch(connection.limits)):
             connection.send([(item.sequence, item.payload) for item in batch])
@@ -521,7 +522,7 @@ class Producer:
         return batch
 
     def _settle(self, receipts: list[Receipt]) -> None:
-        """Give out the answers to the oldest batch; if one of them is no answer yet, that is trouble."""
+        """Deliver the receipts of the oldest batch; those that ask for a retry raise an error of `TROUBLE`."""
         trouble: Exception | None = None
         answered = []
         for item, receipt in zip(self._outstanding[0], receipts, strict=True):
@@ -535,7 +536,7 @@ class Producer:
             else:
                 answered.append((item, receipt))
         if answered:
-            self._calm()
+            self._reset_pause()
             stored = [item.sequence for item, receipt in answered if receipt.verdict in (Verdict.FIRST, Verdict.REPEAT)]
             self._claim.last_sequence_id = max(self._claim.last_sequence_id, *stored, -1)
             with self._changed:

@@ -1,4 +1,4 @@
-"""JSON in and out: what a body must look like, told with the place and the value where it does not."""
+"""The JSON documents of the ingest server; an error names the place and the value in the body."""
 
 import json
 from base64 import b64decode, b64encode
@@ -39,13 +39,13 @@ def publication(body: bytes, messages_max: int) -> tuple[str, int | None, list[M
 
 
 def producer_name(body: bytes) -> str | None:
-    """Read the document of a session to open: its name, None for one to be assigned."""
+    """Read the document of a session to open: its name; None: assign one."""
     name = _object("", read_json(body or b"{}", "the body"), set(), {"name"}).get("name")
     return None if name is None else _typed(str, "name", name, "text")
 
 
 def wanted_switch(body: bytes) -> bool | None:
-    """Read the document of a topic: is deduplication to be on? None: as it is."""
+    """Read the document of a topic: whether to deduplicate; None: leave it as it is."""
     value = _object("", read_json(body or b"{}", "the body"), set(), {"deduplicate"}).get("deduplicate")
     return None if value is None else _typed(bool, "deduplicate", value, "true or false")
 
@@ -70,7 +70,7 @@ def receipt_document(receipt: Receipt) -> dict[str, Any]:
 
 
 def record_document(record: LogRecord) -> dict[str, Any]:
-    """A stored record for JSON; its payload as a value if that says every byte of it, else in base 64.
+    """A stored record for JSON; its payload as a JSON value if that encodes to the same bytes, else in base 64.
 
     >>> record_document(LogRecord(7, 1000, Kind.MESSAGE, "p", 3, 1, 0, b'{"a":1}'))["payload"]
     {'a': 1}
@@ -92,7 +92,7 @@ def record_document(record: LogRecord) -> dict[str, Any]:
 
 
 def http_status(receipts: Sequence[Receipt]) -> int:
-    """The status of an answer with these receipts: what a client that knows no receipts must know.
+    """The HTTP status for these receipts, for clients that do not read them.
 
     >>> http_status([Receipt(Verdict.FIRST, "new", 0), Receipt(Verdict.REJECT, "conflict")])
     200
@@ -118,7 +118,7 @@ REJECTED: Final[Mapping[str, int]] = {
     "jump_too_far": 409,
     "too_large": 413,
 }
-"""Where all messages are rejected; what is not named here is 400."""
+"""Status by reason where all messages are rejected; for any other reason 400."""
 
 
 def _message(path: str, value: object) -> Message:
@@ -129,7 +129,7 @@ def _message(path: str, value: object) -> Message:
     if "payload" in item:
         try:
             return sequence, _compact(item["payload"])
-        except (ValueError, RecursionError):  # half a character, a number beyond all floats, a thousand brackets
+        except (ValueError, RecursionError):  # a lone surrogate, an infinite float, nesting too deep
             raise BadInput(f"{path}.payload: cannot be stored as JSON in UTF-8") from None
     text = item["payload_base64"]
     try:

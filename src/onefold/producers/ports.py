@@ -1,4 +1,4 @@
-"""The port to an append-only log: what a topic asks of one."""
+"""The append-only log that a topic needs, as a protocol."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from onefold.producers.rules import SequencesSnapshot
 
 
 class Draft(NamedTuple):
-    """A record to be stored: what it is and whose. The log adds its place and its time."""
+    """A record to be stored. The log adds its offset and its time."""
 
     kind: int
     producer: str
     sequence: int
     epoch: int
     digest: int
-    """``zlib.crc32(payload)``, made where the payload came in; a log refuses a draft whose two do not agree."""
+    """``zlib.crc32(payload)``, computed where the payload came in; a log refuses a draft whose digest is wrong."""
     payload: bytes
 
 
@@ -34,37 +34,37 @@ class LogRecord(NamedTuple):
 class AppendLog(Protocol):
     """An append-only log: offsets 0, 1, 2, ... without holes.
 
-    One writer. Besides records it keeps snapshots of what was made of them; retention may remove records from the
-    front, but never one that the older of the kept snapshots still needs.
+    One writer. Besides records it keeps snapshots of the memory built from them; retention removes records from the
+    front, but never one that the oldest kept snapshot still needs.
     """
 
     @property
     def start(self) -> int:
-        """The first offset that is still kept."""
+        """The lowest offset that is still kept."""
 
     @property
     def end(self) -> int:
-        """The offset that the next record gets: all below it are durable."""
+        """The offset of the next record: all below it are durable."""
 
     def append(self, drafts: Sequence[Draft], time_ms: int) -> int:
-        """Store drafts as one commit group; the first offset. Durable when it returns; `StoreFailed`: none is kept."""
+        """Store drafts durably as one commit group; returns the first offset. After `StoreFailed` none is kept."""
 
     def read(self, start: int, end: int | None = None) -> Iterator[LogRecord]:
-        """The durable records of ``[start, end)`` (None: all now); one removed or not written yet is `Misuse`."""
+        """The durable records of ``[start, end)`` (None: all now); `Misuse` if one is removed or not written yet."""
 
     def save(self, snapshot: SequencesSnapshot) -> None:
-        """Keep a snapshot of what the records below its position made; durable when it returns."""
+        """Keep a snapshot of the memory after the records below its position; durable when it returns."""
 
     def load(self) -> SequencesSnapshot | None:
-        """The newest snapshot that is whole; None if there never was one."""
+        """The newest undamaged snapshot; None if there is none."""
 
     def retain(self, *, bytes: int | None = None, before_ms: int | None = None) -> int:
-        """Remove old records: while all together have more than ``bytes``, or older than ``before_ms``.
+        """Remove the oldest records while the log exceeds ``bytes``, and those older than ``before_ms``.
 
-        No record is younger than one behind it, whatever its own time says: a clock that was once ahead keeps nothing.
-        What the kept snapshots need stays, and more may stay (a log on disk removes whole files). Returns the new
+        A record counts as at least as old as any later one, so that a clock that was once ahead keeps nothing. Records
+        that a kept snapshot needs stay, and more may stay (a log on disk removes whole files). Returns the new
         ``start``.
         """
 
     def close(self) -> None:
-        """Let go of the log; it can be opened again by anybody."""
+        """Close the log and release its lock."""

@@ -1,18 +1,18 @@
-"""Publishes the lines of a file, each once: the program may be killed and started again at will. PIP-6's own example.
+"""Publishes the lines of a file, each once; the program may be killed and restarted at any time. PIP-6's own example.
 
-The sequence id of a line is its offset in the file, so there is no second book of how far it got: the topic knows. What
-it does not know is the rest of the file. So a digest of all that was read is kept beside, written down before any of it
-is sent: a file that was rotated or rewritten is another file, though a line of it may stand where one stood before.
+The sequence id of a line is its offset in the file, so the topic itself knows how far it got. It does not know the rest
+of the file, so a digest of everything read is kept in a state file, which is written before any of it is sent. With it
+a rotated or rewritten file is recognised, even if a line of it is at the same offset as before.
 
-    start     ask for the last stored id; is the file, as far as it was read, still what it was?
+    start     ask for the last stored id; compare the digest of what was read then with the file
               go to that offset, and send that line *again*
-              REPEAT: it is the same line in the same place; go on behind it
+              REPEAT: it is the same line at the same offset; continue after it
               another digest, a conflict, no line begins there, the file is shorter: not the file that was published
-    go on     hand over line after line, many on their way at once
-    end       a last line without a newline is a line; while following, it is one when its newline has come
+    continue  send line after line, many in flight at once
+    end       a last line without a newline is a line; with ``wait`` only once its newline has come
 
 A payload is a line without its newline, byte for byte; an empty line is a message too. A line that is too long for the
-topic stops the publisher at it: nothing is skipped in silence.
+topic stops the publisher: nothing is skipped silently.
 """
 
 import json
@@ -33,11 +33,11 @@ from onefold.verdict import Answer, Verdict
 
 BLOCK_BYTES: Final = 1 << 20
 POLL_S: Final = 0.2
-"""How often a followed file is looked at; `tail -f` does so every second."""
+"""How often a followed file is polled; `tail -f` polls every second."""
 
 
 def producer_name(path: Path) -> str:
-    """The name under which a file is published: the same whenever the same path is.
+    """The producer name for a file: the same for the same path.
 
     >>> producer_name(Path("/var/log/app.log"))
     'file:/var/log/app.log'
@@ -53,7 +53,7 @@ def producer_name(path: Path) -> str:
 
 
 def state_file(to: str, topic: str, name: str) -> Path:
-    """Where the digest of what was published under a name is kept: with the user's state, as XDG has it."""
+    """The state file for what is published under a name, in the user's XDG state folder."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     where = to if "://" in to else os.path.abspath(to)
     digest = sha256("\0".join((where, topic, name)).encode(errors="surrogateescape")).hexdigest()
@@ -61,10 +61,7 @@ def state_file(to: str, topic: str, name: str) -> Path:
 
 
 class Prefix:
-    """A digest of the beginning of a file, up to where it was read; it grows with the reading.
-
-    The file that keeps it has the digest, and how many bytes it is of; it is replaced as a whole.
-    """
+    """A digest of the beginning of a file, up to where it was read, with its state file."""
 
     def __init__(self, keep: Path | None) -> None:
         self._keep = keep
@@ -86,7 +83,7 @@ class Prefix:
         return size, digest
 
     def read(self, file: BinaryIO, size: int) -> str:
-        """Go on to this size, or to the end of the file; the digest of all that was read."""
+        """Continue to this size, or to the end of the file; returns the digest of everything read."""
         file.seek(self.size)
         while self.size < size and (block := file.read(min(BLOCK_BYTES, size - self.size))):
             self._add(block)
@@ -118,30 +115,33 @@ class FilePublisher:
         keep: Path | None = None,
         tell: Callable[["FilePublisher"], object] = lambda publisher: None,
     ) -> None:
-        """``tell`` is called with the publisher now and then, when its figures have changed.
+        """``tell`` is called with the publisher from time to time, when its figures have changed.
 
-        ``keep``: a file for the digest of what was read, by which another file of the same path is known; see
-        `state_file`. None: only the line that was stored last tells.
+        ``keep``: a state file, by which another file at the same path is recognised; see `state_file`. None: only the
+        last stored line is compared.
         """
         self.path = path
         self._prefix = Prefix(keep)
         self.stored = 0
         """Lines stored by this run."""
         self.repeats = 0
-        """Lines that were sent again and were there already."""
+        """Lines that were sent again and were stored already."""
         self.resumed_at: int | None = None
-        """The offset of the line that an earlier run stored last; None: there was none."""
+        """The offset of the last line that an earlier run stored; None: there was none."""
         self.answered = 0
-        """The offset up to which all is stored."""
+        """The offset up to which everything is stored."""
+        self.size = 0
+        """Size of the file when it was last polled."""
         self._producer = producer
         self._tell = tell
         self._pending: deque[tuple[int, int, Future[Receipt]]] = deque()
 
     def run(self, wait: Callable[[float], bool] | None = None) -> None:
-        """Publish the file to its end, or for ever: then ``wait`` waits so many seconds and says when to stop."""
+        """Publish the file to its end; with ``wait``, which sleeps and returns whether to stop, follow its growth."""
         with self.path.open("rb") as file:
             if not file.seekable():
-                raise Misuse(f"{self.path}: cannot be read again from a place, so it cannot be published once")
+                raise Misuse(f"{self.path}: is not seekable, so it cannot be published once")
+            self.size = file.seek(0, os.SEEK_END)
             start = self._start(file)
             try:
                 for offset, line in self._lines(file, start, wait):
@@ -150,11 +150,11 @@ class FilePublisher:
                         continue
                     self._pending.append((offset, len(line), self._producer.send_async(line, offset)))
                     self._take_answers(only_done=True)
-            except Misuse:  # of a line: those before it are stored first
+            except Misuse:  # of a line: store those before it first
                 with suppress(Misuse):
                     self._take_answers()
                 raise
-            except KeyboardInterrupt:  # what is known by now is told; the rest is nobody's loss
+            except KeyboardInterrupt:  # count what is known to be stored; the next run continues
                 self._take_answers(only_done=True)
                 raise
             self._take_answers()
@@ -167,7 +167,7 @@ class FilePublisher:
             raise Misuse(f"{text} {why}", floor=floor)
         if last < 0:
             return 0
-        size = file.seek(0, os.SEEK_END)
+        size = self.size
         if (prefix := self._prefix.recall()) is not None and self._prefix.read(file, prefix[0]) != prefix[1]:
             text = f"{self.path}: is not the file that was published as {self._producer.name!r}: its first"
             why = "bytes are not those that were read then; a rotated or rewritten file needs another name (--name)"
@@ -193,10 +193,11 @@ class FilePublisher:
                     yield at, self._short(at, line)
                     at += len(line) + 1
                 self._short(at, rest)
+            now, position = os.fstat(file.fileno()), file.tell()
+            self.size = now.st_size
             self._take_answers(only_done=True)
             if wait is None:
                 break
-            now, position = os.fstat(file.fileno()), file.tell()
             if now.st_size < position:
                 raise Misuse(f"{self.path}: was cut to {now.st_size} bytes, {position} were read", path=str(self.path))
             try:
@@ -226,7 +227,7 @@ class FilePublisher:
             self._tell(self)
 
     def _check(self, offset: int, length: int, receipt: Receipt) -> None:
-        """Count it; all but stored and known stops the publisher."""
+        """Count the line; an answer other than FIRST and REPEAT stops the publisher."""
         if receipt.reason == "conflict":
             raise self._other(offset, "with another text than the file has there")
         if receipt.verdict not in (Verdict.FIRST, Verdict.REPEAT):

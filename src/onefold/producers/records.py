@@ -1,15 +1,15 @@
-"""The words of the producers engine: what the log holds, what can be answered, and how much is remembered.
+"""The vocabulary of the producers engine: kinds of record, answers and limits.
 
-The memory of a topic is a fold over its entries, from the first to the last. So an entry holds all that the memory may
-depend on, the time included, and nothing that only the store cares for, like payloads and offsets.
+The memory of a topic is a fold over its entries, from the first to the last. So an entry holds everything that the
+memory may depend on, including the time, and nothing else: no payload, no offset.
 
-A FIRST also says what of it is new (`Pushed.parts`): of a batch that was stored in part, only the rest may be written.
+A FIRST also says which part is new (`Pushed.parts`): of a partly stored batch, only the rest may be written.
 
-A limit that is reached is an answer (UNSURE ``producers_full``, ``keys_full``, ``forgotten``), never a duplicate that
-counts and never a message that is dropped. The limits bind what is *admitted*; what the log holds is always remembered.
+Reaching a limit gives an answer (UNSURE ``producers_full``, ``keys_full``, ``forgotten``): it never counts a duplicate
+and never drops a message. The limits apply to what is *admitted*; what the log holds is always remembered.
 
-A name is text of 1 to 200 bytes of UTF-8, so that it fits into every frame and every snapshot; an Idempotency-Key is
-held to the same. A sequence is a whole number from 0 to 2^63 - 2, so that the next one always fits into 64 bits too.
+A name is text of 1 to 200 bytes of UTF-8, so that it fits into every frame and snapshot; the same holds for an
+Idempotency-Key. A sequence is a whole number from 0 to 2^63 - 2, so that the next one fits into 64 bits too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Kind(IntEnum):
     MESSAGE = 0
     """A message: ``producer``, ``sequence``, ``epoch`` (0: none) and the ``digest`` of its payload."""
     CONFLICT = 1
-    """A message that contradicts a stored one. It is kept on record; the memory does not change."""
+    """A message that contradicts a stored one, kept for the record; the memory does not change."""
     OPEN = 2
     """``producer`` was opened: ``epoch`` is its new epoch, older ones are fenced off from here on."""
     PURGE = 3
@@ -36,22 +36,22 @@ class Kind(IntEnum):
     SWITCH = 4
     """Deduplication goes on (``sequence`` 1) or off (0). Off forgets all sequences and keys; epochs stay."""
     KEYED = 5
-    """A message with an Idempotency-Key, which stands in ``producer``, and the ``digest`` of its payload."""
+    """A message with an Idempotency-Key (in ``producer``) and the ``digest`` of its payload."""
     RESET = 6
-    """What is remembered of the sequences of ``producer`` is dropped, without a floor; its epoch stays."""
+    """The sequences of ``producer`` are forgotten, without a floor; its epoch stays."""
     CLOCK = 7
-    """The clock was set: what was ``sequence`` (a time in ms) until now is the time of this record from here on."""
+    """The clock was set, from ``sequence`` (a time in ms) to the time of this record."""
 
 
 MESSAGES: Final = frozenset({Kind.MESSAGE, Kind.KEYED})
-"""What a reader of the log wants to see; the rest is what a topic notes for itself."""
+"""The records for readers of the log; all others are the topic's own."""
 
 NO_DIGEST: Final = -1
-"""The digest of a message whose payload nobody looked at: it can neither agree nor conflict."""
+"""The digest of a message whose payload is not compared: it never conflicts."""
 
 
 class SequenceEntry(NamedTuple):
-    """One record of the log, without what the memory does not need."""
+    """One record of the log, reduced to what the memory needs."""
 
     kind: int
     producer: str = ""
@@ -71,7 +71,7 @@ Part: TypeAlias = tuple[int, int]
 
 
 class Pushed(Answer):
-    """The answer to a push: equal to a plain `Answer`, and with the ranges that are new.
+    """The answer to a push, with the ranges that are new; equal to the plain `Answer`.
 
     >>> pushed = NEW.of(((6, 9),))
     >>> pushed == Answer(Verdict.FIRST, "new"), pushed.parts
@@ -155,9 +155,9 @@ RETRIED: Final = frozenset(answer for answer in ANSWERS if answer.retry)
 MemoryKind: TypeAlias = Literal["highest", "gaps"]
 
 PRODUCERS_MAX = 100_000
-"""Below 50 MB with their digests. Pulsar puts at most 10,000 into a snapshot and loses the others without a word."""
+"""Below 50 MB with their digests. Pulsar puts at most 10,000 into a snapshot and silently loses the others."""
 GAP_COUNT_MAX = 10_000
-"""As for chains: a producer in the worst disorder stays below 1 MB."""
+"""As for chains: even with this many gaps a producer stays below 1 MB."""
 DIGESTS_MAX = 16
 """A retry repeats what was sent last. Kafka keeps the last 5 batches per producer for the same reason."""
 FLOORS_COUNT = 65_536
@@ -167,8 +167,8 @@ KEYS_MAX = 100_000
 KEYS_MS = 86_400_000
 """24 hours, as at Stripe: within them a retry is known, after them it is new."""
 JUMP_MAX = 1 << 40
-"""For servers, which take sequences from strangers. PIP-6's own example numbers messages by their offset in a file: no
-line of one leaves out a tebibyte. In milliseconds it is 34 years. (Kafka takes the next sequence only, PIP-6 any.)"""
+"""For servers, whose clients are not trusted. A tebibyte if sequences are offsets in a file (PIP-6's own example), 34
+years if they are milliseconds. (Kafka accepts only the next sequence, PIP-6 any.)"""
 
 
 class SequenceBounds(NamedTuple):
@@ -180,11 +180,11 @@ class SequenceBounds(NamedTuple):
     keys_max: int = KEYS_MAX
     keys_ms: int = KEYS_MS
     jump_max: int | None = None
-    """Refuse a sequence that lies further above the highest one pushed of its producer, so that one wrong number cannot
-    make all honest ones repeats; None, as published: take any. The first sequence of a producer may always be any."""
+    """Reject a sequence further above the highest pushed one of its producer, so that one wrong number cannot turn all
+    honest ones into repeats; None: accept any, as published. The first sequence of a producer is never rejected."""
 
     def checked(self) -> SequenceBounds:
-        """These bounds, if they make sense; else `Misuse` names the one that does not.
+        """Return self if every bound is valid; else raise `Misuse` naming the first that is not.
 
         >>> SequenceBounds(keys_max=0).checked()
         Traceback (most recent call last):
@@ -202,6 +202,7 @@ class SequenceBounds(NamedTuple):
 
 
 SEQUENCE_MAX: Final = 2**63 - 2
+EPOCH_MAX: Final = 2**32 - 1
 NAME_BYTES_MAX: Final = 200
 
 

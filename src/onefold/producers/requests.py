@@ -1,8 +1,8 @@
-"""What a topic can be asked, each as three things: the drafts to store, the verdicts, and what to do once it is stored.
+"""The requests to a topic: each has drafts to store, verdicts, and a function to call once the drafts are stored.
 
 A request is judged before anything is written, so its drafts are only what is new. It is settled when they are on disk:
-the engine takes them from its overlay into its memory, and the receipts get their offsets. If the store fails it is
-never settled; the topic then throws the whole overlay away.
+the engine moves them from its overlay into its memory, and the receipts get their offsets. If the store fails it is
+never settled; the topic then discards the whole overlay.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,12 +25,12 @@ Message: TypeAlias = tuple[int, bytes]
 
 
 class Receipt(NamedTuple):
-    """What became of a message; a FIRST is on disk when it is given out."""
+    """The answer to a message; a FIRST is on disk when its receipt is returned."""
 
     verdict: Verdict
     reason: str
     offset: int = -1
-    """Where it is stored; -1 unless it is a FIRST."""
+    """Its offset in the log; -1 unless it is a FIRST."""
 
     @property
     def retry(self) -> bool:
@@ -41,9 +41,9 @@ class ProducerSession(NamedTuple):
     name: str
     epoch: int
     last_sequence_id: int
-    """The highest that is stored; -1: none."""
+    """The highest stored sequence; -1: none."""
     floor: int
-    """Sequences at or below it may have been stored by somebody who was forgotten; -1: nothing was."""
+    """Sequences at or below it may have been stored by a forgotten producer; -1: no floor."""
 
 
 def entries(records: Iterable[LogRecord]) -> Iterator[tuple[int, SequenceEntry]]:
@@ -55,9 +55,9 @@ def entries(records: Iterable[LogRecord]) -> Iterator[tuple[int, SequenceEntry]]
 class Request(Generic[T]):
     drafts: list[Draft]
     verdicts: list[tuple[Answer, int]]
-    """For the books: how many messages get which answer, once it is stored."""
+    """For the books: how many messages get each answer once the drafts are stored."""
     settle: Callable[[int, int], T]
-    """Called with the first offset and the time of its drafts; what the one who asked is told."""
+    """Called with the first offset and the time of the stored drafts; returns the answer to the caller."""
 
 
 MESSAGE_COST: Final = 200
@@ -66,7 +66,7 @@ MESSAGE_COST: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Messages of one producer as columns, which are dealt with all at once where that is possible."""
+    """Messages of one producer, as columns: they are handled all at once where possible."""
 
     producer: str
     sequences: tuple[int, ...]
@@ -86,10 +86,10 @@ class Batch:
 
     @property
     def size(self) -> int:
-        return len(self.producer) + MESSAGE_COST * len(self) + sum(map(len, self.payloads))
+        return MESSAGE_COST * len(self) + sum(map(len, self.payloads))
 
     def runs(self, bytes_max: int) -> Iterator[tuple[int, int]]:
-        """Where runs of consecutive sequences begin and end; a message that is too large is none, and is left out."""
+        """Begin and end of each run of consecutive sequences; messages that are too large are left out."""
         sequences, payloads, n = self.sequences, self.payloads, len(self)
         if n and max(map(len, payloads)) <= bytes_max and sequences == tuple(range(sequences[0], sequences[0] + n)):
             yield 0, n
@@ -119,7 +119,7 @@ def refuse(answer: Answer, count: int) -> Request[list[Receipt]]:
     return Request([], [(Answer(*answer), count)], lambda first, time_ms: [Receipt(*answer)] * count)
 
 
-_draft: Callable[[Iterable[object]], Draft] = partial(tuple.__new__, Draft)  # as Draft(*columns), in a third the time
+_draft: Callable[[Iterable[object]], Draft] = partial(tuple.__new__, Draft)  # Draft(*columns) in a third of the time
 _receipt: Callable[[Iterable[object]], Receipt] = partial(tuple.__new__, Receipt)
 
 
@@ -130,17 +130,18 @@ class _Judged:
     epoch: int | None
     drafts: list[Draft] = field(default_factory=list)
     spans: list[tuple[int, int, Answer, int]] = field(default_factory=list)
-    """Neighbours in the batch that get the same answer: begin, end, answer, first draft (-1: nothing is stored)."""
+    """Neighbours in the batch with the same answer: begin, end, answer, index of the first draft (-1: none)."""
 
     def answer(self, begin: int, end: int, answer: Answer, kind: Kind | None = None) -> None:
-        """Some get this answer; if there is a kind they are to be stored as that."""
+        """Give ``begin..end`` this answer, and store them as records of ``kind`` if that is given."""
         if begin == end:
             return
         self.spans.append((begin, end, Answer(*answer), -1 if kind is None else len(self.drafts)))
         if kind is not None:
-            batch, same = self.batch, (repeat(kind), repeat(self.batch.producer), repeat(self.epoch or 0))
-            columns = batch.sequences[begin:end], batch.digests[begin:end], batch.payloads[begin:end]
-            self.drafts += map(_draft, zip(same[0], same[1], columns[0], same[2], columns[1], columns[2], strict=False))
+            batch, rows = self.batch, slice(begin, end)
+            kinds, names, epochs = repeat(kind), repeat(batch.producer), repeat(self.epoch or 0)
+            columns = kinds, names, batch.sequences[rows], epochs, batch.digests[rows], batch.payloads[rows]
+            self.drafts += map(_draft, zip(*columns, strict=False))
 
     def judge(self, i: int, j: int) -> None:
         batch, low = self.batch, self.batch.sequences[i]
@@ -154,7 +155,7 @@ class _Judged:
                 self.answer(begin, end, pushed, Kind.MESSAGE)
                 at = end
             self.answer(at, j, self.memory.stored)
-        elif pushed == CONFLICT and j - i > 1:  # somewhere in it: one by one
+        elif pushed == CONFLICT and j - i > 1:  # somewhere in the run: judge its messages one by one
             for k in range(i, j):
                 self.judge(k, k + 1)
         else:
@@ -191,7 +192,7 @@ def publish_keyed(memory: Sequences, key: str, payload: bytes, now_ms: int, byte
 
 
 def connect(memory: Sequences, name: str) -> Request[ProducerSession]:
-    """Give a producer a new epoch, which fences off whoever used its name before."""
+    """Give a producer a new epoch, which fences off older sessions of its name."""
     epoch = memory.push_open(name)
 
     def settle(first: int, time_ms: int) -> ProducerSession:
@@ -202,7 +203,7 @@ def connect(memory: Sequences, name: str) -> Request[ProducerSession]:
 
 
 def control(memory: Sequences, kind: Kind, value: int, producer: str = "") -> Request[None]:
-    """Store a record that changes the memory and is no message: what it does is said in `Kind`."""
+    """Store a record that changes the memory and is no message; see `Kind`."""
 
     def settle(first: int, time_ms: int) -> None:
         memory.apply(SequenceEntry(kind, producer, value, 0, 0, time_ms))

@@ -1,27 +1,28 @@
 """Counters that restart: a device reboots, and numbers its messages from 0 again.
 
-A message is known by its time and its sequence together; both are the device's own, so that a copy has the same ones.
+A message is identified by its time and its sequence together; both are the device's own, so a copy has the same ones.
 While a counter runs, its sequences rise with the time. So, of two messages that follow each other in time,
 
     the sequence rises      the same epoch: what lies between them is missing
     it falls, or stays      the counter restarted between them: a new epoch
 
-and where the sequence falls and the time falls too, the later one to arrive is only late. Sorted by time, a table tells
-each epoch (`SortedCounters`). Who cannot sort remembers *runs*: consecutive sequences, with the times of both ends.
+and if both sequence and time fall, the message is only late. A table sorted by time shows every epoch
+(`SortedCounters`). A stream remembers *runs*: consecutive sequences, with the times of both ends.
 
     [0..56] at 10..66    [58..90] at 68..100    [0..7] at 130..137
                       57 is missing          a restart: 90 is followed by 0
 
-A message falls between two runs or into one, by its time. Between them it is new, whatever its sequence is: the old
-number 3 at 131 was seen, the old number 3 at 120 was not. It makes a run longer, joins two, or is one of its own.
-Within a run it was seen if its sequence lies there too; else number and time contradict each other, and it is UNSURE.
+By its time a message falls between two runs or into one. Between runs it is new, whatever its sequence: number 1 at
+131 was seen, number 1 at 120 was not. It extends a run, joins two, or starts its own. Within a run it was seen if its
+sequence lies there too; else sequence and time contradict each other, and it is UNSURE.
 
-    restarted     FIRST, and there is one epoch more by it: as many as these are the restarts, in any order of arrival
-    fills_gap     FIRST, between messages that were seen        new     FIRST, after all that was seen
+    restarted     FIRST, and adds an epoch: their count is the number of restarts, in any order of arrival
+    fills_gap     FIRST, between messages that were seen
+    new           FIRST, after all that was seen
 
-Where more than ``runs_max`` runs are needed the oldest is given up, and all up to its end is UNSURE from then on.
-Nothing is FIRST twice. What the last messages before a restart and the first ones after it were, nobody can know: a
-restart leaves no gap. Nor a restart to the number that was due next anyway; and a clock that steps back looks like one.
+Beyond ``runs_max`` runs the oldest is given up, and everything up to its end is UNSURE from then on. Nothing is FIRST
+twice. Messages lost right before or after a restart cannot be detected, nor can a restart at the very number that was
+due next; and a clock that steps back looks like a restart.
 
 The rule is ours. Cost: O(log runs) to find one, 32 bytes each; on numpy a sort per batch.
 """
@@ -61,7 +62,7 @@ _FORGOTTEN, _CONTRADICTS, _CONFLICT = (_CODES[answer] for answer in (FORGOTTEN, 
 
 
 class Run(NamedTuple):
-    """Messages whose sequences follow each other, all of them seen."""
+    """Consecutive sequences, all of them seen, with the times of both ends."""
 
     since: int
     low: int
@@ -116,9 +117,9 @@ class RestartingCounter:
         return sum(run.high >= other.low for run, other in pairwise(self.runs))
 
     def missing(self) -> list[tuple[int, int, int]]:
-        """The time and number of what was seen last, and the last number that is missing after it.
+        """The missing ranges: time and number of the message before, and the last missing number.
 
-        A device is taken to begin at 0: what is missing before all that was seen has the number -1, and no time.
+        A device is assumed to begin at 0: the range before the first message seen has the number -1, and no time.
         """
         start = [] if self.forgotten != NEVER else [Run(NEVER, -1, NEVER, -1)]
         runs = [*start, *self.runs]
@@ -145,16 +146,16 @@ class SortedCounters:
     """
 
     def __init__(self) -> None:
-        self._last = (-1, 0, 0, 0)  # the device, time and sequence that the last window ended with, and their content
+        self._last = (-1, 0, 0, 0)  # device, time, sequence and content of the last row of the last window
 
     def judge(self, owner: Int64s, time: Int64s, sequence: Int64s, digest: Int64s | None = None) -> Codes:
-        """The code of each row; ``owner`` holds numbers from 0. A negative sequence is a row that was refused."""
+        """The code of each row; ``owner`` holds device numbers from 0. A negative sequence marks a refused row."""
         codes = np.where(sequence < 0, -1 - sequence, 0).astype(np.int8)
         good = np.flatnonzero(sequence >= 0)
         if not len(good):
             return codes
         columns = (owner, time, sequence, np.zeros_like(owner) if digest is None else digest)
-        # With the last row before them, which is taken off again.
+        # The last row of the last window is put in front, and removed at the end.
         device, at, number, content = (
             np.concatenate(([last], column[good])) for last, column in zip(self._last, columns, strict=True)
         )
@@ -186,16 +187,16 @@ class MissingRuns(NamedTuple):
     owner: Int64s
     lower: Int64s
     upper: Int64s
-    since: Int64s  # when the lower end was seen; NEVER: it lies before all
+    since: Int64s  # when the lower end was seen; NEVER: before the first message
 
 
 @dataclass(slots=True)
 class Counters:
-    """What is remembered of many devices, which are numbered from 0."""
+    """The memory of many devices, which are numbered from 0."""
 
     runs: Runs
     forgotten: Int64s
-    """Of each device."""
+    """Per device: the end of the newest run that was given up."""
     runs_max: int = GAP_COUNT_MAX
 
     @classmethod
@@ -204,21 +205,22 @@ class Counters:
         return cls(runs, np.full(count, NEVER, np.int64), runs_max)
 
     def judge(self, owner: Int64s, time: Int64s, sequence: Int64s) -> Codes:
-        """The codes of a batch, whose rows are sorted by device, time and sequence: as the scalar form judges them one
-        by one, but that the rows of a batch do not fall into a run that only others of the batch have made.
+        """The codes of a batch, which must be sorted by device, time and sequence.
+
+        Equal to the scalar form row by row, except that a row never falls into a run made by other rows of its batch.
         """
         runs, count = self.runs, len(self.runs.owner)
         owners, times, numbers = (
             np.concatenate(pair)
             for pair in ((runs.owner, owner), (runs.since, time), (runs.low, sequence))
         )  # fmt: skip
-        order = np.lexsort((numbers, times, owners))  # stable: a run comes before a row that it begins with
+        order = np.lexsort((numbers, times, owners))  # stable: a run comes before an equal row
         is_run = order < count
-        rows = np.flatnonzero(~is_run)  # where the rows stand among the runs; they keep their order
+        rows = np.flatnonzero(~is_run)  # positions of the rows among the runs, in their order
         at = np.maximum.accumulate(np.where(is_run, order, -1))[rows]  # the run that began last
-        known, since_then = np.append(runs.owner, -1)[at] == owner, self._ends(at)
-        inside = known & ((time < since_then.until) | (time == since_then.until) & (sequence <= since_then.high))
-        fits = (since_then.low <= sequence) & (sequence <= since_then.high)
+        before = Runs(*(np.append(column, -1)[at] for column in runs))  # -1: there is none
+        inside = (before.owner == owner) & ((time < before.until) | (time == before.until) & (sequence <= before.high))
+        fits = (before.low <= sequence) & (sequence <= before.high)
         codes = np.where(inside, np.where(fits, _SEEN, _CONTRADICTS), _NEW).astype(np.int8)
         codes[time <= self.forgotten[owner]] = _FORGOTTEN
         first = begins(owner, time, sequence) & (codes == _NEW)
@@ -229,18 +231,10 @@ class Counters:
         until, high = np.concatenate((runs.until, time)), np.concatenate((runs.high, sequence))
         every = Runs(owners[items], times[items], numbers[items], until[items], high[items])
         codes[first] = _reasons(every, items < count)[items >= count]
-        self.runs = _joined(every)
-        self._bound()
+        runs = self.runs = _joined(every)
+        later = np.searchsorted(runs.owner, runs.owner, "right") - np.arange(len(runs.owner))  # of the device, with it
+        self.give_up(later > self.runs_max)
         return codes
-
-    def _ends(self, at: Int64s) -> Run:  # of columns
-        padded = (np.append(column, 0)[at] for column in self.runs[1:])
-        return Run(*padded)  # type: ignore[arg-type]
-
-    def _bound(self) -> None:
-        runs = self.runs
-        stay = np.searchsorted(runs.owner, runs.owner, "right") - np.arange(len(runs.owner)) <= self.runs_max
-        self.give_up(~stay)
 
     def give_up(self, expired: Bools) -> None:
         """Forget these runs, which must be the oldest of their devices."""
@@ -257,7 +251,7 @@ class Counters:
 
 
 def _reasons(items: Runs, is_run: Bools) -> Codes:
-    """Why each row among runs is FIRST, if they come one after the other."""
+    """Why each row among runs is FIRST, if the rows are judged one after the other."""
     index = np.arange(len(is_run))
     has_before = ~begins(items.owner)
     before = np.concatenate(([0], items.high[:-1]))[: len(index)]
@@ -271,7 +265,7 @@ def _reasons(items: Runs, is_run: Bools) -> Codes:
 
 
 def _joined(items: Runs) -> Runs:
-    """The same, with consecutive sequences as one run."""
+    """The items with consecutive sequences joined into runs."""
     apart = begins(items.owner)
     apart[1:] |= items.low[1:] != items.high[:-1] + 1
     starts = np.flatnonzero(apart)

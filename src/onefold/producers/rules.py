@@ -6,18 +6,18 @@ A producer numbers its messages. For each producer there are two numbers, in two
     persisted    the highest sequence that the store has confirmed
 
     sequence > pushed                   FIRST     write it
-    sequence > pushed + jump_max        REJECT    it lies too far ahead to be believed, if jump_max is set
+    sequence > pushed + jump_max        REJECT    too far ahead, if jump_max is set
     sequence <= persisted               REPEAT    it is in the log: confirm it, and write nothing
-    persisted < sequence <= pushed      UNSURE    it is on its way, and may still fail: the sender must try again
+    persisted < sequence <= pushed      UNSURE    it is being written, which may still fail: the sender must try again
 
-The answer between the two must not be REPEAT: the sender would take it for stored, and if the write then fails, the
-message is lost. When a write fails while others are on their way, the topic is *fenced*: all is UNSURE until the last
-of them is back. Then pushed falls back to persisted, and the retry of what failed is FIRST.
+The last answer must not be REPEAT: the sender would take the message for stored, and if the write then fails, it is
+lost. When a write fails while others are in flight, the topic is *fenced*: everything is UNSURE until the last of them
+has returned. Then pushed falls back to persisted, and the retry of the failed message is FIRST.
 
-Persisted is the `Memory`, a fold over the log: recovery = snapshot + the rest of the log. Pushed is the overlay, what
-is in flight (parts, openings, keys); a crash throws it away. A producer with nothing in flight has pushed = persisted:
-when a fence falls there is nothing to undo. With ``memory="gaps"`` both know ranges instead of one number, so that a
-lower sequence which was never stored is FIRST. A batch that was stored in part is FIRST with the parts that are new.
+Persisted is the `Memory`, a fold over the log: recovery = snapshot + the rest of the log. Pushed is the overlay: what
+is in flight (parts, openings, keys), and is lost in a crash. A producer with nothing in flight has pushed = persisted,
+so lifting a fence needs no undo. With ``memory="gaps"`` both hold ranges instead of one number, so that a lower
+sequence that was never stored is FIRST. A partly stored batch is FIRST with the parts that are new.
 
 From: Pulsar PIP-6; epochs, floors, digests, keys and jumps are ours. Cost: O(1) at the head, O(log gaps) below it; a
 store that does not answer in the order of the pushes costs O(parts of the producer).
@@ -40,7 +40,7 @@ from onefold.verdict import Verdict
 
 @dataclass(slots=True)
 class Flight:
-    """The parts of one producer that are being written, in the order in which they were pushed."""
+    """The parts of one producer that are being written, in the order of their pushes."""
 
     parts: deque[Part] = field(default_factory=deque)
     high: int = -1
@@ -72,12 +72,12 @@ class Sequences:
     __slots__ = ("_flights", "_keys", "_memory", "_openings", "fenced")
 
     def __init__(self, memory: records.MemoryKind = "highest", **limits: Any) -> None:
-        """Begin with an empty log; the limits and their defaults are those of `SequenceBounds`."""
+        """Start with an empty log; for the limits see `SequenceBounds`."""
         self._memory = Memory(SequenceBounds(memory, **limits).checked())
         self.forget_overlay()
 
     def forget_overlay(self) -> None:
-        """Give up all that is pending at once: a whole group of writes failed."""
+        """Discard everything pending: a whole group of writes failed."""
         self._flights: dict[str, Flight] = {}
         self._openings: dict[str, list[int]] = {}
         self._keys: dict[str, int] = {}
@@ -92,10 +92,10 @@ class Sequences:
         epoch: int | None = None,
         digests: Sequence[int] | None = None,
     ) -> Pushed:
-        """Judge a message, or the batch ``sequence..high``; what is FIRST is pending from here on.
+        """Judge a message, or the batch ``sequence..high``; the parts of a FIRST are pending afterwards.
 
-        Every part of a FIRST must be reported by `persist` or `fail`. ``digests`` are those of the payloads, one for
-        each sequence: with them, a repeat that differs from what is stored is REJECT. Never raises on a message.
+        Every part of a FIRST must be reported by `persist` or `fail`. ``digests`` holds one digest of the payload per
+        sequence: with them, a repeat that differs from what is stored is REJECT. Never raises on a message.
         """
         high = sequence if high is None else high
         if type(sequence) is not int or type(high) is not int or not 0 <= sequence <= high <= records.SEQUENCE_MAX:
@@ -106,6 +106,8 @@ class Sequences:
         if digests is not None:
             records.one_each(digests, sequence, high)
         if not self._memory.on:
+            if epoch is not None and (type(epoch) is not int or not 0 <= epoch <= records.EPOCH_MAX):
+                return records.UNKNOWN_EPOCH  # a log could not hold it
             return self._first(producer, records.SWITCHED_OFF, ((sequence, high),))
         if self.fenced:
             return records.FENCED
@@ -131,7 +133,7 @@ class Sequences:
             highest = state.head if flight is None else max(state.head, flight.high)
             if start - highest > jump_max and highest >= 0:
                 return records.JUMP_TOO_FAR
-        # A memory without holes cannot take what lies below the highest pushed sequence any more.
+        # A memory without holes cannot store anything below the highest pushed sequence.
         if flight is not None and start <= flight.high and (not state.holes or flight.overlaps(parts)):
             return records.IN_FLIGHT
         if start != low or end != high:
@@ -148,7 +150,7 @@ class Sequences:
         return answer.of(parts)
 
     def _refusal(self, producer: str, state: Highest, epoch: int) -> Pushed | None:
-        """Why the producer may not write now: its epoch is not the one that counts, or there is no room for it."""
+        """Why the producer may not write now: its epoch is not the current one, or there is no room for it."""
         if type(epoch) is not int or epoch < 0:
             return records.UNKNOWN_EPOCH
         if 0 < epoch < state.epoch:
@@ -171,13 +173,12 @@ class Sequences:
     def persist(
         self, producer: str, sequence: int, *, epoch: int = 0, digests: Sequence[int] | None = None, time_ms: int = 0
     ) -> None:
-        """The store has the pending part with this sequence, else `Misuse`. Call it in the order of the log."""
+        """The pending part with this sequence is stored; `Misuse` if there is none. Call it in the order of the log."""
         low, high = self._land(producer, sequence)
         self.apply_run(producer, low, high, epoch, digests, time_ms)
 
     def fail(self, producer: str, sequence: int) -> None:
-        """The store does not have the pushed part that holds this sequence, and never will: fence, while others are
-        out."""
+        """The pending part that holds this sequence will never be stored: fence the topic while others are pending."""
         self._land(producer, sequence)
         self.fenced = bool(self._flights)
 
@@ -192,10 +193,10 @@ class Sequences:
         return part
 
     def push_open(self, producer: str) -> int:
-        """The epoch that the producer gets next; until `persist_open`, all that it sends is UNSURE.
+        """Assign the producer its next epoch; until `persist_open`, everything it sends is UNSURE.
 
-        It may only send with its newest epoch: an older instance of it is fenced off. No epoch is given out twice, not
-        even after the producer was forgotten. `Busy` when there is no room for a new producer.
+        Only the newest epoch may send: older instances are fenced off. No epoch is assigned twice, not even after the
+        producer was forgotten. `Busy` if there is no room for a new producer.
         """
         if not records.valid_name(producer):
             raise Misuse(f"{producer!r} cannot be opened: {records.RULES[records.BAD_NAME]}", producer=producer)
@@ -206,11 +207,11 @@ class Sequences:
         return openings[-1]
 
     def persist_open(self, producer: str, epoch: int, time_ms: int) -> None:
-        self.fail_open(producer, epoch)  # it is not pending any more
+        self.fail_open(producer, epoch)  # no longer pending
         self.apply(SequenceEntry(Kind.OPEN, producer, epoch=epoch, time_ms=time_ms))
 
     def fail_open(self, producer: str, epoch: int) -> None:
-        """The store does not have the opening with this epoch: the old epoch goes on."""
+        """The opening with this epoch was not stored: the old epoch stays valid."""
         openings = self._openings.get(producer, [])
         if epoch not in openings:
             raise Misuse(f"no opening of {producer!r} with epoch {epoch} is pending", producer=producer, epoch=epoch)
@@ -219,7 +220,7 @@ class Sequences:
             del self._openings[producer]
 
     def push_key(self, key: str, digest: int, now_ms: int) -> Pushed:
-        """Judge a message that has an Idempotency-Key instead of a sequence; a FIRST is pending from here on."""
+        """Judge a message with an Idempotency-Key instead of a sequence; a FIRST is pending afterwards."""
         if not records.valid_name(key):
             return records.BAD_NAME
         on = self._memory.on
@@ -231,11 +232,11 @@ class Sequences:
         return answer
 
     def persist_key(self, key: str, digest: int, time_ms: int) -> None:
-        self.fail_key(key)  # it is not pending any more
+        self.fail_key(key)  # no longer pending
         self.apply(SequenceEntry(Kind.KEYED, key, digest=digest, time_ms=time_ms))
 
     def fail_key(self, key: str) -> None:
-        """The store does not have the message with this key: a retry is new."""
+        """The message with this key was not stored: a retry is new."""
         if key not in self._keys:
             raise Misuse(f"no message with the key {key!r} is pending", key=key)
         self._keys[key] -= 1
@@ -243,42 +244,42 @@ class Sequences:
             del self._keys[key]
 
     def apply(self, entry: SequenceEntry) -> None:
-        """Take the next entry of the log into the memory. ``persist`` is: take it off the overlay, then apply."""
+        """Apply the next entry of the log to the memory. (`persist` removes it from the overlay, then applies it.)"""
         self._memory.apply(entry)
 
     def apply_run(
         self, producer: str, low: int, high: int, epoch: int, digests: Sequence[int] | None, time_ms: int
     ) -> None:
-        """Take the next entries of the log, the messages ``low..high`` of one producer: as `apply` one by one."""
+        """Apply the next entries of the log, messages ``low..high`` of one producer: like `apply` one by one."""
         if digests is not None:
             records.one_each(digests, low, high)
         self._memory.run(producer, low, high, epoch, digests, time_ms)
 
     def snapshot(self) -> bytes:
-        """The memory, settings included and the overlay not; it belongs to the position of the next entry."""
+        """The memory with its settings, without the overlay; it belongs to the position of the next entry."""
         return encode(self._memory)
 
     @classmethod
     def restore(cls, data: bytes, **settings: Any) -> Sequences:
-        """Go on where ``snapshot`` was taken; settings that are given replace those of the snapshot.
+        """Continue from a ``snapshot``; settings given here replace those of the snapshot.
 
-        Damaged or foreign bytes raise `BadInput`. From ``highest`` to ``gaps``, all up to the highest sequence is
-        forgotten: nobody knows what of it was stored.
+        Damaged or foreign bytes raise `BadInput`. From ``highest`` to ``gaps``, everything up to the highest sequence
+        counts as forgotten: the snapshot does not say which of it was stored.
         """
         restored = cls()
         restored._memory = decode(data, settings)
         return restored
 
     def last_sequence_id(self, producer: str) -> int:
-        """The highest persisted sequence, -1: none. Going on after the pushed one would lose a write that fails."""
+        """The highest persisted sequence; -1: none. Continuing after the pushed one would lose a failed write."""
         return state.head if (state := self._memory.producers.get(producer)) else -1
 
     def floor(self, producer: str) -> int:
-        """What lies at or below was forgotten, and is UNSURE unless known otherwise; -1: nothing was."""
+        """Sequences at or below it were forgotten: UNSURE unless known to be stored; -1: no floor."""
         return (self._memory.producers.get(producer) or self._memory.blank(producer)).forgotten
 
     def epoch(self, producer: str) -> int:
-        """The newest epoch given out to this producer; 0: none was."""
+        """The newest epoch of this producer; 0: none."""
         return state.epoch if (state := self._memory.producers.get(producer)) else 0
 
     @property
@@ -297,13 +298,13 @@ class Sequences:
 
     @property
     def pushed(self) -> Mapping[str, int]:
-        """The highest sequence of every producer that was given to the store and not failed. Cost: O(producers)."""
-        flown = {name: max(flight.high, self.last_sequence_id(name)) for name, flight in self._flights.items()}
-        return MappingProxyType({**self.persisted, **flown})
+        """The highest sequence of every producer that is stored or pending. Cost: O(producers)."""
+        pending = {name: max(flight.high, self.last_sequence_id(name)) for name, flight in self._flights.items()}
+        return MappingProxyType({**self.persisted, **pending})
 
     @property
     def pending(self) -> int:
-        """How many parts, openings and keys are not answered for yet."""
+        """How many parts, openings and keys are in flight."""
         parts = sum(len(flight.parts) for flight in self._flights.values())
         return parts + sum(map(len, self._openings.values())) + sum(self._keys.values())
 
@@ -327,12 +328,12 @@ class Sequences:
 
 
 class SequencesSnapshot(NamedTuple):
-    """A memory and its position in the log: `recover` refuses a tail that does not begin there, or that skips one."""
+    """A memory with its position in the log; `recover` refuses a tail that does not begin there or that has a hole."""
 
     position: int
     """The offset of the first record that is not in the state."""
     state: bytes
-    """What `Sequences.snapshot` gave."""
+    """From `Sequences.snapshot`."""
 
 
 class RecoveredSequences(NamedTuple):
@@ -350,8 +351,8 @@ def recover(
 ) -> RecoveredSequences:
     """The memory after the last entry of ``tail``, which holds ``(offset, entry)`` from the snapshot's position on.
 
-    Without a snapshot the tail is the whole log, from offset 0. The memory is equal to one that never crashed; what was
-    pushed and not persisted is gone, and its sender will try again. Cost: O(producers), and O(1) per entry of the tail.
+    Without a snapshot the tail is the whole log, from offset 0. The memory equals one that never crashed; what was
+    pushed and not persisted is lost, and its sender will try again. Cost: O(producers), and O(1) per entry of the tail.
 
     >>> log = [(offset, SequenceEntry(Kind.MESSAGE, "p", sequence)) for offset, sequence in enumerate([3, 4, 8])]
     >>> recover(None, log).sequences.last_sequence_id("p")
@@ -369,9 +370,9 @@ def recover(
 
 
 class Cadence:
-    """When to take a snapshot: after so many entries, or so long after the last one, whichever is first.
+    """When to take a snapshot: after ``entries`` entries or ``ms`` after the last one, whichever is first.
 
-    Replayed entries count, or a topic that often crashes would never take one.
+    Replayed entries count, else a topic that crashes often would never take one.
 
     >>> cadence = Cadence(entries=10, ms=60_000)
     >>> cadence.note(9, now_ms=0); cadence.due(59_999), cadence.due(60_000)
@@ -396,7 +397,7 @@ class Cadence:
         self.count += count
 
     def due(self, now_ms: int) -> bool:
-        """Should a snapshot be taken? Never when nothing was added since the last."""
+        """Whether to take a snapshot now; never if nothing was added since the last one."""
         if not self.count or self._since_ms is None:
             return False
         return self.count >= self.entries or now_ms - self._since_ms >= self.ms

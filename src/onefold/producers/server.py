@@ -1,7 +1,7 @@
 """The ingest server: topics over HTTP and websockets.
 
     PUT  /topics/{topic}             {"deduplicate": true|false}: make it, or switch it
-    GET  /topics, /topics/{topic}    what there is
+    GET  /topics, /topics/{topic}    list topics, describe one
     POST /topics/{topic}/producers   {"name": "x"|null}: open a session, get an epoch
     POST /topics/{topic}/messages    publish: JSON, or the binary batch
     POST /topics/{topic}/hooks       publish the raw body, by the header Idempotency-Key
@@ -9,15 +9,15 @@
     GET  /topics/{topic}/ws          ?name=x: a websocket
     GET  /healthz, /metrics
 
-Every answer is JSON, but those to a binary batch and the metrics. Who publishes gets 200 and receipts also for what was
-there already; 409 if all is rejected as contradiction, zombie or jump; 429 and 503 mean: the same again, later.
+Every answer is JSON, except those to a binary batch and the metrics. A publish gets 200 and receipts, also for repeats;
+409 if everything is rejected as a contradiction, zombie or jump; after 429 and 503 send the same again later.
 
-Judging is quick and is done on the event loop (`Topic.submit`). Storing waits for a disk and is done in a thread
-(`Topic.flush`): at most one at a time for a topic, again and again while anybody waits. Whoever comes while one is
-under way is stored by the next, so the group grows with the load by itself, and nobody waits for a timer.
+Judging is quick and runs on the event loop (`Topic.submit`). Storing waits for a disk and runs in a thread
+(`Topic.flush`), one at a time per topic, repeated while messages wait. Messages that arrive during a flush are stored
+by the next one, so groups grow with the load, and no message waits for a timer.
 
-SIGTERM and SIGINT stop it: no more connections, what is in hand is stored and answered, the topics save what they
-remember and let go of their logs. A kill does none of that, and loses nothing that was acknowledged either.
+SIGTERM and SIGINT stop it: no new connections, pending requests are stored and answered, the topics save their memory
+and close their logs. A kill skips all that, and loses nothing that was acknowledged.
 """
 
 import asyncio
@@ -49,12 +49,12 @@ T = TypeVar("T")
 log: Final = logging.getLogger("onefold.ingest")
 
 FAILURE_S: Final = 60
-"""How long a failed store counts as a problem: a server that gets no requests because of it could never show that it
-works again."""
+"""How long a failed store counts as a problem. Without a limit, a server that is taken out of service because of it
+would get no request that could show it healthy again."""
 
 
 class TopicDesk:
-    """A topic, and the one who commits for all who wait."""
+    """A topic, and its commits in a thread."""
 
     def __init__(self, name: str, topic: Topic, pool: Executor) -> None:
         self.name = name
@@ -80,16 +80,16 @@ class TopicDesk:
         return await self._committed(self.topic.submit_keyed(key, payload))
 
     async def connect(self, name: str | None) -> ProducerSession:
-        return await self._aside(lambda: self.topic.connect(name))
+        return await self._in_thread(lambda: self.topic.connect(name))
 
     async def switch(self, deduplicate: bool) -> None:
-        """Switch deduplication on or off, unless it is so already: to switch on again would forget."""
+        """Switch deduplication, unless it is in that state already: switching on again would forget everything."""
         async with self._switching:
             if deduplicate != self.topic.deduplicates:
-                await self._aside(lambda: self.topic.switch(deduplicate))
+                await self._in_thread(lambda: self.topic.switch(deduplicate))
 
     async def _committed(self, future: Future[T]) -> T:
-        if future.done():  # nothing of it is to be stored
+        if future.done():  # it stores nothing
             return future.result()
         while not future.done():
             await asyncio.wait([self._commit()])
@@ -97,21 +97,21 @@ class TopicDesk:
         return future.result()
 
     def _commit(self) -> asyncio.Future[None]:
-        """The commit that is under way, or a new one; behind it comes another while anything waits."""
+        """The running commit, or a new one; it is followed by another while messages wait."""
         if self._commits is None:
             self._commits = self._loop.run_in_executor(self._pool, self.topic.flush)
             self._commits.add_done_callback(self._committed_all)
         return self._commits
 
     def _committed_all(self, commit: asyncio.Future[None]) -> None:
-        if (error := commit.exception()) is not None:  # which the futures tell, too
+        if (error := commit.exception()) is not None:  # the futures have it too
             log.error("topic %s: %s: %s", self.name, type(error).__name__, error)
         self._commits = None
         if self.topic.waiting:
             self._commit()
 
-    async def _aside(self, ask: Callable[[], T]) -> T:
-        """Ask the topic for something that it stores by itself."""
+    async def _in_thread(self, ask: Callable[[], T]) -> T:
+        """Run a call of the topic that commits by itself."""
         try:
             result = await self._loop.run_in_executor(self._pool, ask)
         except StoreFailed as error:
@@ -129,11 +129,11 @@ class TopicDesk:
 
 
 LOOKED_MAX: Final = 100_000
-"""Records that are looked at for one page, wanted or not."""
+"""Records read for one page, wanted or not."""
 
 
 def page(topic: Topic, start: int, count_max: int, bytes_max: int, everything: bool) -> dict[str, Any]:
-    """The records from an offset on (-1: the first), at least one, and where to go on. Reads files: use a thread."""
+    """Records from an offset on (-1: the first) as one page, and where the next begins. Reads files: use a thread."""
     begin, end = topic.log.start, topic.log.end
     start = begin if start < 0 else start
     if not begin <= start <= end:
@@ -151,7 +151,7 @@ def page(topic: Topic, start: int, count_max: int, bytes_max: int, everything: b
 
 
 THREADS: Final = 16
-"""Topics that are written to at the same time; a disk does not get faster by more."""
+"""Topics that are written at the same time; more would not make a disk faster."""
 PROBLEMS_MAX: Final = 100
 TEND_S: Final = 10
 
@@ -166,11 +166,11 @@ STATUSES: Final[http.Statuses] = {UnknownTopic: 404}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestLimits(HttpLimits):
     messages_max: int = 10_000
-    """Of one request."""
+    """Messages of one request."""
     outstanding_max: int = 16
-    """Requests on one websocket that were not answered yet; after them it is not read."""
+    """Unanswered requests on one websocket; beyond, it is not read."""
     read_max: int = 1_000
-    """Records that one GET can ask for."""
+    """Records that one GET may ask for."""
 
 
 GAUGES = {
@@ -218,7 +218,7 @@ BEHIND: Final = "not judged: a request before it has to be sent again"
 
 
 class SocketRequest(NamedTuple):
-    """A request that was read: its number, and its messages or why there are none."""
+    """A decoded request: its number, and its messages or why it is refused."""
 
     number: int
     size: int
@@ -227,14 +227,14 @@ class SocketRequest(NamedTuple):
 
 
 class _Connection:
-    """A websocket: requests come pipelined and are stored in the order in which they came.
+    """A websocket: requests are pipelined, and stored in the order in which they came.
 
-    What was read while the last round was being stored makes the next round, one submit. No request is judged while an
-    earlier one on its connection waits for the disk: if that failed, the later message would be stored without the
-    earlier one, whose retry, below the highest stored sequence by then, would be taken for a repeat: lost.
+    Requests read while a round is being stored make up the next round, which is one submit. No request is judged while
+    an earlier one of its connection waits for the disk: if that write failed, the later message would be stored without
+    the earlier one, whose retry would then be taken for a repeat and lost.
 
-    After a request that could not be answered for good (unsure, busy, failed) everything behind it gets "try again",
-    and the connection is closed with 1013. The client connects again and sends what has no receipt.
+    After a request without a final answer (unsure, busy, failed) all later ones get "try again", and the connection is
+    closed with 1013. The client reconnects and sends again what has no receipt.
     """
 
     def __init__(
@@ -249,11 +249,11 @@ class _Connection:
         self._round: list[SocketRequest] = []  # judged, not answered yet
         self._news = asyncio.Event()
         self._room = asyncio.Event()
-        self._end: tuple[int, str] | None = None  # of the reading: what is read is still answered
+        self._end: tuple[int, str] | None = None  # why reading ended; requests read before are still answered
         self._reader: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
-        """Read no more; answer what was read, then close."""
+        """Stop reading; answer the requests read so far, then close."""
         self._finish(http.RESTART, "the server is shutting down")
 
     async def run(self) -> None:
@@ -262,7 +262,7 @@ class _Connection:
             code, reason = await self._answering()
             await self._websocket.close(code, reason)
         except (WebSocketDisconnect, RuntimeError, OSError):
-            pass  # the other side has gone: starlette and uvicorn say so in these ways
+            pass  # how starlette and uvicorn report that the client has gone
         finally:
             self._reader.cancel()
             for request in self._round + self._read:
@@ -285,10 +285,10 @@ class _Connection:
                 request = self._decode(data)
                 self._read.append(request)
                 self._news.set()
-                if request.refusal is not None:  # it is the last
+                if request.refusal is not None:  # the last request
                     return
         finally:
-            self._finish(1011, "")  # does nothing where the reason is known
+            self._finish(1011, "")  # no effect if the reason is set already
 
     def _finish(self, code: int, reason: str) -> None:
         self._end = self._end or (code, reason)
@@ -314,7 +314,7 @@ class _Connection:
         return SocketRequest(number, len(data), request.messages)
 
     async def _answering(self) -> tuple[int, str]:
-        """Store and answer round after round; how the connection must end."""
+        """Store and answer round after round; returns the close code and reason."""
         name, epoch, _, _ = self._session
         while True:
             while not self._read:
@@ -372,10 +372,10 @@ PORT: Final = 7654
 class IngestSettings:
     host: str = "127.0.0.1"
     port: int = PORT
-    """0: any that is free."""
+    """0: any free port."""
     token: str | None = field(default=None, repr=False)
     create: bool = True
-    """Does a publish to an unknown topic make it?"""
+    """Whether a publish to an unknown topic makes it."""
     limits: IngestLimits = field(default_factory=IngestLimits)
 
 
@@ -393,9 +393,9 @@ class IngestServer(http.HttpServer):
         super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
     async def serve(self) -> None:
-        """Answer; then store what is queued, save what is remembered, let go of the logs.
+        """Serve until stopped; then store what is queued, save the memories and close the logs.
 
-        `BooksDoNotBalance` if what arrived and what was judged are not the same then.
+        `BooksDoNotBalance` if the counts of arrived and judged messages differ then.
         """
         try:
             await self.answer(
@@ -430,7 +430,7 @@ class IngestServer(http.HttpServer):
         return {"problems": problems} if problems else {"topics": len(self.desks)}
 
     async def _tend(self) -> None:
-        """See to what topics owe by the clock alone (snapshots, retention), for ever."""
+        """Do what is due by the clock alone (snapshots, retention), for ever."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(TEND_S)
@@ -440,7 +440,7 @@ class IngestServer(http.HttpServer):
     async def _desk(
         self, request: Request | WebSocket, *, create: bool | None = None, deduplicate: bool | None = None
     ) -> TopicDesk:
-        """Where the topic of a request is asked; what is not there is made, as the settings say, or `UnknownTopic`."""
+        """The desk of a request's topic; an unknown topic is made, or is `UnknownTopic`, as the settings say."""
         name = request.path_params["topic"]
         desk = self.desks.get(name)
         if desk is None:
@@ -461,7 +461,7 @@ class IngestServer(http.HttpServer):
         except Exception as error:
             if len(self._unopened) < PROBLEMS_MAX and (topics.root / name / FILE).is_file():
                 self._unopened[name] = str(error)
-            if isinstance(error, BadInput):  # it is not the client's input that is bad
+            if isinstance(error, BadInput):  # not the client's input
                 raise Damaged(str(error), topic=name) from error
             raise
         self._unopened.pop(name, None)
@@ -548,7 +548,7 @@ class IngestServer(http.HttpServer):
         await websocket.send_text(json.dumps({**session._asdict(), **sizes}))
         connection = _Connection(websocket, desk, session, limits, self.budget)
         self._sockets.add(connection)
-        if self.closing:  # since a moment ago
+        if self.closing:  # since the check above
             connection.stop()
         try:
             await connection.run()

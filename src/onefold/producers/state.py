@@ -1,14 +1,14 @@
-"""The persisted part: what a topic knows from its log, and from nothing else.
+"""The persisted part of the engine: what a topic knows from its log alone.
 
     memory = fold(apply, entries, nothing)
 
-There is no other way to change it, so two memories that read the same log are equal: the one that was there all along,
-the one that came up after a crash, and the one that began from a snapshot of either. So ``apply`` never asks what is
-pending, what time it is, or whether a limit is reached: it takes what the log holds. Not even a purge looks at what is
-pending; a message that lands after it brings its producer back, above the floor that the purge left.
+Nothing else changes it, so all memories that read the same log are equal: one that was there all along, one rebuilt
+after a crash, and one restored from a snapshot. So ``apply`` never asks what is pending, what time it is, or whether a
+limit is reached: it accepts whatever the log holds. Even a purge ignores what is pending; a message that lands after it
+brings its producer back, above the floor that the purge left.
 
-    Highest, Gapped    one producer: the highest stored sequence, or every stored one by the gaps between them
-    Floors             of producers that were forgotten: a floor each, in memory that does not grow
+    Highest, Gapped    one producer: the highest stored sequence, or every stored one, as the gaps between them
+    Floors             the floors of forgotten producers, in a table of fixed size
     Keys               Idempotency-Keys, for as long as their senders are expected to retry
     Memory             all of these: the fold, and its snapshot
 
@@ -40,9 +40,9 @@ from onefold.producers.records import Kind, Part, Pushed, SequenceBounds, Sequen
 class Floors:
     """What is kept of forgotten producers.
 
-    Each name belongs to one of ``count`` buckets, by its hash, and a bucket keeps the highest sequence and epoch that
-    were ever forgotten in it. At or below that floor, a message of an unknown producer is UNSURE, never FIRST. Names
-    that share a bucket share its floor, which costs answers but never a duplicate.
+    A hash of the name selects one of ``count`` buckets, which keeps the highest sequence and epoch ever forgotten in
+    it. At or below that floor, a message of an unknown producer is UNSURE, never FIRST. Names that share a bucket share
+    its floor, which can make an answer UNSURE but never counts a duplicate.
 
     >>> floors = Floors(65_536)
     >>> floors.forget("p", 41, epoch=2)
@@ -58,11 +58,11 @@ class Floors:
         return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little") % self.count
 
     def sequence(self, name: str) -> int:
-        """The highest sequence that was forgotten in the bucket of ``name``; -1: none was."""
+        """The highest sequence forgotten in the bucket of ``name``; -1: none."""
         return self.sequences.get(self._bucket(name), -1) if self.sequences else -1
 
     def epoch(self, name: str) -> int:
-        """The highest epoch that was forgotten in the bucket of ``name``; 0: none was."""
+        """The highest epoch forgotten in the bucket of ``name``; 0: none."""
         return self.epochs.get(self._bucket(name), 0) if self.epochs else 0
 
     def forget(self, name: str, sequence: int, epoch: int) -> None:
@@ -80,15 +80,15 @@ class StoredKey(NamedTuple):
 
 @dataclass(slots=True)
 class Keys:
-    """The Idempotency-Keys that the log holds and that are not expired.
+    """The Idempotency-Keys in the log that have not expired.
 
-    A key is remembered with the digest of its payload for ``ms`` after the time of its record. Keys stand in the order
-    of the log, and their times never fall, so expiry takes the old ones from the front. A question about the present
-    looks past expired keys, but removes none, or the memory would not be a function of the log.
+    A key is remembered with the digest of its payload for ``ms`` after the time of its record. Keys are in the order of
+    the log and their times never fall, so the oldest is at the front. `judge` ignores expired keys but removes none,
+    else the memory would not be a function of the log.
 
-    An expired key is removed only when its room is needed: if the clock was ahead, the key is known again when it comes
-    back. When the clock is set back, keys that lie ahead take the present's time, so that none is remembered for longer
-    than ``ms`` from then on. Cost: O(1) amortised per key.
+    An expired key is removed only when its room is needed: if the clock was ahead, the key is known again once it is
+    right. When the clock is set back, keys with a time ahead of it get the new time, so that none is remembered for
+    longer than ``ms`` from then on. Cost: O(1) amortised per key.
 
     >>> keys = Keys(count_max=100, ms=1000)
     >>> keys.store("a", 7, 5000)
@@ -105,7 +105,7 @@ class Keys:
         return None if stored is None or stored.time_ms + self.ms <= now_ms else stored
 
     def judge(self, key: str, digest: int, now_ms: int, pending: Mapping[str, int]) -> Pushed:
-        """Is a message with this key stored, being written (among ``pending``), or new?"""
+        """Whether a message with this key is stored, being written (in ``pending``), or new."""
         stored = self.get(key, now_ms)
         if stored is not None:
             same = stored.digest == digest or records.NO_DIGEST in (stored.digest, digest)
@@ -115,7 +115,7 @@ class Keys:
         over = len(self.stored) + len(pending) - self.count_max
         if over < 0:
             return records.NEW
-        # So many of the oldest, and one more, must have expired to make room: it is enough to look at the last of them.
+        # The oldest ``over + 1`` keys must have expired to make room: it is enough to look at the last of them.
         last = next(islice(self.stored.values(), over, None), None)
         return records.KEYS_FULL if last is None or last.time_ms + self.ms > now_ms else records.NEW
 
@@ -137,10 +137,10 @@ _MASK: Final = 0xFFFF_FFFF
 
 
 class Highest:
-    """One producer, as published: the highest stored sequence, and all below it counts as stored.
+    """One producer, as published: the highest stored sequence; all lower ones count as stored.
 
-    What lies at or below ``forgotten`` may have been stored, and nobody knows: `unseen` lists it, and the caller must
-    look at ``forgotten`` before writing it. With the digests of the last few sequences: about 0.5 kB per producer.
+    Whether a sequence at or below ``forgotten`` was stored is not known: `unseen` lists it, and the caller must check
+    ``forgotten`` before writing it. With the digests of the last few sequences, about 0.5 kB per producer.
 
     >>> p = Highest()
     >>> p.store(5, 6)
@@ -166,7 +166,7 @@ class Highest:
         if low > head:
             return ((low, high),)
         new = ((head + 1, high),) if high > head else ()
-        # At or below what is forgotten, it may have been stored by somebody who was, or left out: nobody knows.
+        # At or below ``forgotten`` it may have been stored or left out.
         return ((low, min(high, forgotten)), *new) if low <= forgotten else new
 
     def store(self, low: int, high: int, gap_count_max: int = 0) -> None:
@@ -174,23 +174,22 @@ class Highest:
             self.head = high
 
     def gaps(self) -> list[Part]:
-        """Every ``(lower, upper]`` below the head that is known not to be stored, ascending."""
+        """Every ``(lower, upper]`` below the head that was never stored, ascending."""
         return []
 
     def note(self, low: int, digests: Sequence[int], count_max: int) -> None:
-        """Remember the digests of a run that begins at ``low``; the newest ``count_max`` stay."""
+        """Remember the digests of a run that begins at ``low``; only the newest ``count_max`` of all are kept."""
         if count_max:
-            if len(digests) == 1:
-                packed = DIGEST.pack(low, digests[0] & _MASK)
-            else:
-                newest, end = [digest & _MASK for digest in digests[-count_max:]], low + len(digests)
-                packed = b"".join(map(DIGEST.pack, range(end - len(newest), end), newest))
-            self.digests = (self.digests + packed)[-DIGEST.size * count_max :]
+            first = low + max(0, len(digests) - count_max)
+            newest = enumerate(digests[-count_max:], first)
+            packed = [DIGEST.pack(at, digest & _MASK) for at, digest in newest if digest != records.NO_DIGEST]
+            self.digests = (self.digests + b"".join(packed))[-DIGEST.size * count_max :]
 
     def contradicts(self, low: int, high: int, digests: Sequence[int]) -> bool:
-        """Is one of ``low..high`` known to be stored with another digest?"""
-        newest = dict(DIGEST.iter_unpack(self.digests))  # of a sequence that is in the log twice, the newest counts
-        return any(low <= at <= high and digest != digests[at - low] & _MASK for at, digest in newest.items())
+        """Whether one of ``low..high`` is stored with another digest."""
+        newest = dict(DIGEST.iter_unpack(self.digests))  # if a sequence is in the log twice, the newest counts
+        known = ((digest, digests[at - low]) for at, digest in newest.items() if low <= at <= high)
+        return any(other not in (digest, records.NO_DIGEST) and digest != other & _MASK for digest, other in known)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Highest) and self._state() == other._state()
@@ -203,11 +202,11 @@ class Highest:
 
 
 _NO_GAPS: Final = Gaps[int]()
-"""Shared by all producers that have none, which are most; never changed."""
+"""Shared by all producers without gaps, which are most; never changed."""
 
 
 class Gapped(Highest):
-    """One producer, of which every stored sequence is remembered, by the gaps between them.
+    """One producer with every stored sequence, kept as the gaps between them.
 
     >>> p = Gapped()
     >>> p.store(5, 6, 10); p.store(9, 12, 10); print(p)
@@ -245,7 +244,7 @@ class Gapped(Highest):
                 yield start, end
 
     def store(self, low: int, high: int, gap_count_max: int = 0) -> None:
-        """The log holds ``low..high``: as one by one, where only the first can divide a gap or open one."""
+        """Store ``low..high``. Equal to one by one, where only the first can divide or open a gap."""
         if low > self.head:
             edge = max(self.head, self.forgotten)
             if low - 1 > edge:
@@ -295,7 +294,7 @@ class Memory:
         self.new = Gapped if self.bounds.memory == "gaps" else Highest
 
     def blank(self, producer: str) -> Highest:
-        """What is known of a producer of which the memory holds nothing: its floor."""
+        """The state of a producer that the memory does not hold: its floor."""
         return self.new(self.floors.sequence(producer))
 
     def _producer(self, name: str) -> Highest:
@@ -317,7 +316,7 @@ class Memory:
         elif kind == _SWITCH:
             self.on = bool(sequence)
             if not self.on:
-                # Epochs outlive the switch: who was fenced off stays fenced off, and no epoch is given out twice.
+                # Epochs outlive the switch: fenced instances stay fenced off, and no epoch is assigned twice.
                 opened = {name: state for name, state in self.producers.items() if state.epoch}
                 self.producers.clear()
                 self.floors.sequences.clear()
@@ -325,13 +324,13 @@ class Memory:
                 for name, state in opened.items():
                     self._open(name, state.epoch, state.time_ms)
         elif kind == _RESET:
-            if self.on:  # else nothing is remembered of sequences
+            if self.on:  # else no sequences are remembered
                 blank = self.new()  # without the floor of its bucket
                 blank.epoch = self.producers[producer].epoch if producer in self.producers else 0
                 blank.time_ms = time_ms
                 self.producers[producer] = blank
         elif kind == _CLOCK:
-            # Ages stay what they are when the clock is set ahead; set back, nothing may be younger than the present.
+            # Set ahead, ages stay as they are; set back, no time may lie ahead of the present.
             ahead = max(0, time_ms - sequence)
             for state in self.producers.values():
                 state.time_ms = min(state.time_ms + ahead, time_ms)
@@ -340,12 +339,12 @@ class Memory:
             raise BadInput(f"an entry of the unknown kind {kind}: {entry}", kind=kind)
 
     def run(self, producer: str, low: int, high: int, epoch: int, digests: Sequence[int] | None, time_ms: int) -> None:
-        """Take the messages ``low..high`` of one producer at once: equal to applying them one by one."""
+        """Apply messages ``low..high`` of one producer at once: equal to applying them one by one."""
         if not self.on:
             return
         state = self.producers.get(producer) or self._producer(producer)
         state.store(low, high, self.bounds.gap_count_max)
-        if epoch > state.epoch:  # its opening is not in this log any more, or its producer was purged in between
+        if epoch > state.epoch:  # its opening was removed from the log, or its producer was purged in between
             state.epoch = epoch
         if time_ms > state.time_ms:
             state.time_ms = time_ms
@@ -369,13 +368,13 @@ _UINT32: Final = np.dtype("<u4")
 
 
 def encode(memory: Memory) -> bytes:
-    """Everything the memory knows, in a few columns, so that 100,000 producers take milliseconds.
+    """The whole memory in a few columns, so that 100,000 producers take milliseconds.
 
         magic, CRC-32 of all that follows
         header      memory, on/off, the settings, and how many rows each table has
-        producers   head, forgotten, epoch, time, and the lengths of its name, digests and gaps; then those, end to end
+        producers   head, forgotten, epoch, time; lengths of name, digests and gaps; then these, concatenated
         floors      bucket and sequence; bucket and epoch
-        keys        time, digest and length; then the keys, end to end
+        keys        time, digest and length; then the keys, concatenated
 
     All integers are little endian.
     """
@@ -403,10 +402,10 @@ def encode(memory: Memory) -> bytes:
 
 
 def decode(data: bytes, settings: Mapping[str, Any]) -> Memory:
-    """The memory that was encoded; ``settings`` replace those it was encoded with.
+    """Decode a memory; ``settings`` replace those it was encoded with.
 
-    The CRC finds damage by chance; behind it, bytes are still checked before they are believed, so that foreign bytes
-    raise `BadInput` and never become a wrong memory.
+    The CRC detects accidental damage. The values are validated too, so that foreign bytes raise `BadInput` and never
+    become a wrong memory.
     """
     layout = _OLD_HEADER if data[: len(MAGIC)] == _OLD_MAGIC else _HEADER
     if len(data) < _HEAD.size + layout.size or data[: len(MAGIC)] not in (MAGIC, _OLD_MAGIC):
@@ -462,7 +461,7 @@ def _read_producers(reader: _Reader, memory: Memory, old: SequenceBounds, count:
             if old.memory == "highest":
                 state.forgotten = max(state.forgotten, state.head)
             if gap > start:
-                # Gaps begin at or above what is forgotten, end below the head, and neither touch nor overlap.
+                # Gaps begin at or above ``forgotten``, end below the head, and neither touch nor overlap.
                 edges = [forgotten[i], *bounds[start:gap], heads[i]]
                 steps = [upper - lower for lower, upper in pairwise(edges)]
                 if steps[0] < 0 or min(steps[1:]) < 1:
@@ -478,7 +477,7 @@ def _column(values: Iterable[int], dtype: npt.DTypeLike = _INT64) -> bytes:
 
 
 class _Reader:
-    """Takes columns off the front of a snapshot; every length is checked before it is used."""
+    """Reads columns one after another; every length is checked before it is used."""
 
     def __init__(self, data: bytes, at: int) -> None:
         self._data = data

@@ -1,16 +1,16 @@
 """A topic: the producers' engine in front of a log, so that every message is stored once, through any crash.
 
-    judge     under a lock, at once: is it new? what is goes into the queue, and into the engine's overlay as pushed
-    commit    whoever comes first takes all that is queued and writes it as one group: one write, one sync for many
-              publishers; who comes meanwhile queues for the next group
-    answer    only then: the engine is told that the group is persisted, and every publisher gets its receipts
+    judge     under a lock: new messages are queued, and are pushed in the engine's overlay
+    commit    one thread takes the whole queue and writes it as one group, with one write and one sync for many
+              publishers; messages that arrive meanwhile are queued for the next group
+    answer    then the engine marks the group as persisted, and every publisher gets its receipts
 
-A write that fails takes all that is queued with it: a later message of a producer must not be stored before an earlier
-one, or the earlier one's retry would look like a repeat; what was sent ahead waits, see `Fence`. Nobody gets an answer
-but the named error, the overlay falls back to what is persisted, and a retry is judged anew.
+If a write fails, everything queued fails with it: storing a later message of a producer before an earlier one would
+make the retry of the earlier one look like a repeat (see `Fence`). The publishers get the error, the overlay falls back
+to what is persisted, and retries are judged anew.
 
-What a topic remembers is a function of its log. Every now and then it is saved with its position; opening the topic
-loads it and reads the records behind it. `Topics` is a folder of them, one log each, opened when first asked for.
+The memory of a topic is a function of its log. It is saved from time to time, with its position; opening the topic
+loads the newest snapshot and replays the records behind it. `Topics` is a folder of topics, each opened on first use.
 """
 
 import json
@@ -42,19 +42,19 @@ from onefold.tally import Tally
 from onefold.verdict import Verdict
 
 STEP_MAX_MS: Final = 10_000
-"""A wall clock that differs by more from what has passed was set. ntpd slews up to 0.128 s and steps beyond; this
+"""A wall clock that differs by more from the time elapsed was set. ntpd slews up to 0.128 s and steps beyond; this
 leaves room for smeared leap seconds and machines that stall."""
 STEPOUT_MS: Final = 300_000
-"""A clock that was set is believed when it has stayed so for so long: ntpd's stepout."""
+"""A step of the wall clock is accepted when it has lasted this long: ntpd's stepout."""
 
 
 class TopicTime:
-    """The time of a topic: it follows the wall clock, but not at once when that is set.
+    """The time of a topic: it follows the wall clock, but accepts a step of it only after a while.
 
-    Time passes as ``elapsed_ms`` says. The wall clock is followed while it agrees with that. When it does not it was
-    set, or is wrong: the difference is shown (`off_ms`), counted (`steps`) and not believed until it has lasted for
-    `STEPOUT_MS`; then it is `due`, and `follow` takes it. What a clock did while nobody ran the topic is not seen: it
-    begins at the wall clock's time, or at that of the last record where the wall clock is behind it.
+    Time advances by the monotonic clock ``elapsed_ms``, and follows the wall clock while the two agree. A difference
+    means that the wall clock was set, or is wrong: it is reported (`off_ms`) and counted (`steps`). Once it has lasted
+    for `STEPOUT_MS` it is `due`, and `follow` accepts it. Steps made while the topic is closed go unnoticed: it starts
+    at the wall clock's time, or at the time of the last record if that is later.
 
     >>> time = TopicTime(0, 1_000, 0)
     >>> time.read(9_999_000, 100), time.off_ms  # one wild reading
@@ -68,7 +68,7 @@ class TopicTime:
         self.off_ms = 0
         """How far the wall clock is ahead of the topic's time; 0 while it is followed."""
         self.steps = 0
-        """How often the wall clock was seen to be set."""
+        """How many steps of the wall clock were noticed."""
         self._elapsed_ms = elapsed_ms
         self._since_ms: int | None = None
         self.read(wall_ms, elapsed_ms)
@@ -90,7 +90,7 @@ class TopicTime:
 
     @property
     def due(self) -> bool:
-        """Has the wall clock stayed where it was set to for long enough to be believed?"""
+        """Whether a step of the wall clock has lasted long enough to be accepted."""
         return self._since_ms is not None and self._elapsed_ms - self._since_ms >= STEPOUT_MS
 
     def follow(self) -> None:
@@ -101,34 +101,34 @@ class TopicTime:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSettings:
     deduplicate: bool = True
-    """Of a new topic; afterwards `Topic.switch` changes it."""
+    """For a new topic; later, `Topic.switch` changes it."""
     memory: MemoryKind = "highest"
-    """Of a new topic; it keeps it for ever."""
+    """For a new topic; it can never be changed."""
     producers_max: int = records.PRODUCERS_MAX
     gap_count_max: int = records.GAP_COUNT_MAX
     digests_max: int = records.DIGESTS_MAX
     keys_max: int = records.KEYS_MAX
     keys_ms: int = records.KEYS_MS
     jump_max: int | None = None
-    """A sequence further above the highest of its producer is rejected; None: any is taken, as published."""
+    """Reject a sequence further above the highest of its producer; None: accept any, as published."""
     idle_ms: int | None = None
-    """Producers not heard from for so long are forgotten down to a floor; None: never."""
+    """Producers idle for this long are forgotten, down to a floor; None: never."""
     snapshot_entries: int = 100_000
-    """A snapshot after so many records: half a second of reading at the next start. (PIP-6 has 1,000.)"""
+    """Take a snapshot after this many records: half a second of reading at the next start. (PIP-6 has 1,000.)"""
     snapshot_ms: int = 60_000
     retain_bytes: int | None = None
     retain_ms: int | None = None
     pending_bytes_max: int = 64 << 20
-    """Payloads that wait to be stored; beyond, `Busy`."""
+    """Payloads waiting to be stored; beyond this, `Busy`."""
     message_bytes_max: int = 1 << 20
 
 
 class Fence:
-    """The lowest sequence of each producer whose write failed and was not tried again yet.
+    """The lowest sequence of each producer whose write failed and has not been retried yet.
 
-    With the memory "highest", a message that is stored makes all below it repeats, so a later one must not be taken
-    before the retry of one that failed. Nothing above the lowest failed sequence is taken until that one comes again
-    and is stored, or the producer connects anew and learns what is. (Pulsar closes the producer's connection for that.)
+    With the memory "highest", a stored message makes all lower sequences repeats. So nothing above the lowest failed
+    sequence is accepted until that one is retried and stored, or the producer reconnects and learns what is stored.
+    (Pulsar closes the producer's connection for that.)
     """
 
     def __init__(self, count_max: int) -> None:
@@ -136,7 +136,7 @@ class Fence:
         self._count_max = count_max
 
     def raise_for(self, drafts: Sequence[Draft]) -> None:
-        """These could not be stored. Beyond the bound, those who have not tried again for the longest are let go."""
+        """Note that these could not be stored. Beyond the bound, the producers that failed longest ago are dropped."""
         for draft in drafts:
             if draft.kind == Kind.MESSAGE:
                 lowest = self._failed.pop(draft.producer, draft.sequence)
@@ -148,8 +148,8 @@ class Fence:
         failed = self._failed.get(batch.producer)
         return failed is not None and len(batch) > 0 and batch.sequences[0] > failed
 
-    def passed(self, batch: Batch, request: Request[list[Receipt]]) -> None:
-        """These were judged: if the failed one was among them, and not refused, others may follow."""
+    def note_judged(self, batch: Batch, request: Request[list[Receipt]]) -> None:
+        """Lift the fence of the batch's producer if the failed sequence was among it and was not refused."""
         failed = self._failed.get(batch.producer)
         judged = any(answer.verdict in (Verdict.FIRST, Verdict.REPEAT) for answer, _ in request.verdicts)
         if failed is not None and judged and batch.sequences[-1] >= failed:
@@ -189,20 +189,18 @@ class Topic:
         clock: Clock = wall_ms,
         elapsed: Clock | None = None,
     ) -> None:
-        """Recover what the log says. ``clock`` is Unix time, ``elapsed`` what cannot be set; both in milliseconds.
-
-        A ``clock`` that is given alone is taken for both: time passes as it says.
+        """Recover from the log. ``clock`` is Unix time, ``elapsed`` a monotonic clock (default: ``clock`` if that is
+        given); both in milliseconds.
         """
         self.settings = settings or TopicSettings()
         self.log = log
         self.tally = Tally()
-        self.problem: str | None = None
-        """Why the last snapshot or trim did not work; None: it did. Publishing goes on without."""
+        self._problems: dict[str, str] = {}  # by task
         self._clock = clock
         self._elapsed = elapsed or (elapsed_ms if clock is wall_ms else clock)
         self._timing = threading.Lock()
         self._judging = threading.Lock()
-        self._committing = threading.RLock()  # who commits may also save
+        self._committing = threading.RLock()  # a commit may also save a snapshot
         self._queue: list[_Ticket] = []
         self._queued_bytes = 0
         self._fence = Fence(self.settings.producers_max)
@@ -231,13 +229,13 @@ class Topic:
             return self._time.read(self._clock(), self._elapsed())
 
     def _set_clock(self) -> None:
-        """If the wall clock was set and has stayed so: note it in the log, and go by it."""
+        """If a step of the wall clock is due: record it in the log and accept it."""
         self._now()
         if self._time.due:
             self._note(Kind.CLOCK, self._time.time_ms, self._time.time_ms + self._time.off_ms)
 
     def _note(self, kind: Kind, value: int, now_ms: int) -> None:
-        """Add a record to the log that the topic makes for itself."""
+        """Append a record of the topic's own to the log."""
         request = requests.control(self._memory, kind, value)
         offset = self.log.append(request.drafts, now_ms)
         with self._judging:
@@ -247,20 +245,20 @@ class Topic:
                     self._time.follow()
 
     def connect(self, name: str | None = None) -> ProducerSession:
-        """Open a session: a new epoch, which fences off who used the name before; None: a new name is given out."""
+        """Open a session with a new epoch, which fences off older sessions of the name; None assigns a unique name."""
         producer = f"producer-{uuid4().hex}" if name is None else name
-        session = self._settled(self._ask(lambda: requests.connect(self._memory, producer), len(producer)))
+        session = self._settled(self._ask(lambda: requests.connect(self._memory, producer), requests.MESSAGE_COST))
         with self._judging:
             self._fence.lift(producer)
         return session
 
     def arrive(self, count: int) -> None:
-        """So many messages came in, and will be submitted: said by the one who took them in, before anybody judges."""
+        """Count messages that came in and will be submitted; called where they come in, before they are judged."""
         with self._judging:
             self.tally.arrive(count)
 
     def submit(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> Future[list[Receipt]]:
-        """Judge messages now; receipts come with the next `flush`. Call `arrive` first; `publish` does both."""
+        """Judge messages now; the receipts come with the next `flush`. Call `arrive` first (`publish` does both)."""
         return self._submit(Batch.of(producer, messages), epoch)
 
     def _submit(self, batch: Batch, epoch: int | None) -> Future[list[Receipt]]:
@@ -268,7 +266,7 @@ class Topic:
             if self._fence.holds(batch):
                 return requests.refuse(records.FENCED, len(batch))
             request = requests.publish(self._memory, batch, epoch, self.settings.message_bytes_max)
-            self._fence.passed(batch, request)
+            self._fence.note_judged(batch, request)
             return request
 
         return self._ask(judge, batch.size, len(batch))
@@ -280,30 +278,37 @@ class Topic:
         return self._ask(judge, len(payload), 1)
 
     def publish(self, producer: str, messages: Sequence[Message], epoch: int | None = None) -> list[Receipt]:
-        """Store messages of one producer, those that are new; what became of each, when it is on disk."""
+        """Store the new ones among these messages of one producer; returns the receipts when they are on disk."""
         batch = Batch.of(producer, messages)
         self.arrive(len(messages))
         return self._settled(self._submit(batch, epoch))
 
     def publish_keyed(self, key: str, payload: bytes) -> Receipt:
+        if type(payload) is not bytes:
+            raise Misuse(f"a payload is bytes, not {type(payload).__name__}")
         self.arrive(1)
         return self._settled(self.submit_keyed(key, payload))
 
     def switch(self, deduplicate: bool) -> None:
-        """Switch deduplication on or off. Off forgets everything; on begins with nothing."""
+        """Switch deduplication on or off. Off forgets everything; on starts from nothing."""
         self._settled(self._ask(lambda: requests.control(self._memory, Kind.SWITCH, int(deduplicate)), 0))
         with self._judging:
             self._fence.clear()
 
     def reset(self, producer: str) -> None:
-        """Forget the sequences of one producer: its next one is new, whatever it is. What is stored stays stored."""
+        """Forget the sequences of one producer: its next one is new, whatever it is. Stored messages stay stored."""
         self._settled(self._ask(lambda: requests.control(self._memory, Kind.RESET, 0, producer), 0))
         with self._judging:
             self._fence.lift(producer)
 
     @property
+    def problem(self) -> str | None:
+        """Why the last snapshot, trim or clock record failed; None: they did not. Publishing goes on without them."""
+        return next(iter(list(self._problems.values())), None)
+
+    @property
     def waiting(self) -> bool:
-        """Is there anything that `flush` would store?"""
+        """Whether `flush` has anything to store."""
         return bool(self._queue)
 
     @property
@@ -338,7 +343,7 @@ class Topic:
 
     def _ask(self, judge: Callable[[], Request[T]], size: int, count: int = 0) -> Future[T]:
         future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # what is on its way cannot be called back
+        future.set_running_or_notify_cancel()  # it cannot be cancelled
         with self._judging:
             if self._closed:
                 self.tally.judge(records.BUSY, count)
@@ -362,7 +367,7 @@ class Topic:
         return future.result()
 
     def flush(self) -> None:
-        """Store all that is queued, as one group; who calls while another does waits for that, then looks again."""
+        """Store everything queued as one group. A concurrent caller waits for it, then stores what has come since."""
         answers: list[Callable[[], None]] = []
         try:
             with self._committing:
@@ -371,9 +376,9 @@ class Topic:
                     self._queued_bytes = 0
                 if tickets:
                     self._commit(tickets, answers)
-                    self._keep_house()
+                    self._maintain()
         finally:
-            for answer in answers:  # whoever is called back may publish
+            for answer in answers:  # outside the lock: a callback may publish
                 answer()
 
     def _commit(self, tickets: list[_Ticket], answers: list[Callable[[], None]]) -> None:
@@ -394,7 +399,7 @@ class Topic:
                 self._cadence.note(len(drafts), self._elapsed())
             answers += settled
         except BaseException as error:
-            # Nothing of this group was stored, so nothing that was judged after it may be stored either.
+            # This group was not stored, so nothing that was judged after it may be stored either.
             with self._judging:
                 tickets = tickets + self._queue
                 self._queue, self._queued_bytes = [], 0
@@ -403,10 +408,12 @@ class Topic:
                     if self.settings.memory == "highest" and self._memory.switched_on:
                         self._fence.raise_for(request.drafts)
                     self.tally.judge(records.WRITE_FAILED, sum(count for _, count in request.verdicts))
-            answers += [partial(future.set_exception, error) for _, future in tickets]
+            # An interrupt is for this thread alone: in another it would end whoever waits there.
+            failure = error if isinstance(error, Exception) else StoreFailed("the write was interrupted: try again")
+            answers += [partial(future.set_exception, failure) for _, future in tickets]
             if isinstance(error, StoreFailed):
-                return  # which the futures tell
-            if self.log.end != end:  # interrupted when it was stored, but not known to be
+                return  # the futures have the error
+            if self.log.end != end:  # interrupted after the group was stored
                 with self._judging:
                     self._recover()
             raise
@@ -416,44 +423,44 @@ class Topic:
             self.tally.judge(answer, count)
 
     def tend(self) -> None:
-        """What is due by the clock alone: for topics that nobody publishes to."""
+        """Do what is due by the clock alone, for topics that nobody publishes to."""
         with self._committing:
             if self._closed:
                 return
-            with self._in_peace():
+            with self._housekeeping("clock"):
                 self._set_clock()
-            self._keep_house()
+            self._maintain()
             self._retain()
 
-    def _keep_house(self) -> None:
-        """If it is due: forget idle producers, save what is remembered, drop what need not be kept."""
+    def _maintain(self) -> None:
+        """If a snapshot is due: forget idle producers, save the memory, apply retention."""
         if not self._cadence.due(self._elapsed()):
             return
-        with self._in_peace():
+        with self._housekeeping("snapshot"):
             if self.settings.idle_ms is not None:
                 now_ms = self._now()
                 self._note(Kind.PURGE, now_ms - self.settings.idle_ms, now_ms)
             self.save()
-            self.problem = None
-        self._cadence.done(self._elapsed())  # also if it failed: again when the next one is due
+        self._cadence.done(self._elapsed())  # also after a failure: it is tried again when the next one is due
         self._retain()
 
     def _retain(self) -> None:
         limit, age = self.settings.retain_bytes, self.settings.retain_ms
         if limit is not None or age is not None:
-            with self._in_peace():
+            with self._housekeeping("retention"):
                 self.log.retain(bytes=limit, before_ms=None if age is None else self._now() - age)
 
     @contextmanager
-    def _in_peace(self) -> Iterator[None]:
-        """What fails in here is a problem of the topic, and of nobody who publishes."""
+    def _housekeeping(self, task: str) -> Iterator[None]:
+        """Keep an error of this task as a problem of the topic, until the task succeeds; publishers never see it."""
         try:
             yield
+            self._problems.pop(task, None)
         except (OnefoldError, OSError) as error:
-            self.problem = str(error)
+            self._problems[task] = str(error)
 
     def save(self) -> None:
-        """Save what is remembered, with its position: the next opening reads only the records behind it."""
+        """Save the memory with its position: the next opening reads only the records behind it."""
         with self._committing:
             with self._judging:
                 snapshot = SequencesSnapshot(self.log.end, self._memory.snapshot())
@@ -461,16 +468,16 @@ class Topic:
             self._cadence.done(self._elapsed())
 
     def close(self) -> None:
-        """Store what is queued, save what is remembered, and let go of the log.
+        """Store what is queued, save the memory and close the log.
 
-        `BooksDoNotBalance` if something arrived that has no verdict, or has two: then all of that is done first.
+        Then `BooksDoNotBalance` if a message that arrived has no verdict, or has two.
         """
         with self._judging:
             if self._closed:
                 return
             self._closed = True
         try:
-            with self._in_peace():
+            with self._housekeeping("snapshot"):
                 self.flush()
                 self.save()
         finally:
@@ -480,11 +487,11 @@ class Topic:
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 FILE: Final = "topic.json"
-"""What of a topic can be chosen once and never changed: its kind of memory."""
+"""Holds what is chosen when a topic is made and never changed: its kind of memory."""
 
 
 class Topics:
-    """A folder with a folder per topic; this process alone writes there.
+    """A folder with a folder per topic, written by this process alone.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, Topics(Path(folder)) as topics:
@@ -514,7 +521,7 @@ class Topics:
         return topic_names(self.root)
 
     def topic(self, name: str, *, create: bool = True, defaults: TopicSettings | None = None) -> Topic:
-        """The topic of this name; what is not there yet is made, with these defaults, unless ``create`` is False."""
+        """The topic of this name; made with these defaults if it does not exist, unless ``create`` is False."""
         with self._opening:
             if name not in self._open:
                 self._open[name] = self._load(name, create, defaults or self.defaults)
@@ -533,11 +540,11 @@ class Topics:
         try:
             return Topic(log, settings, clock=self._clock, elapsed=self._elapsed)
         except BaseException:
-            log.close()  # or nobody could try again
+            log.close()  # else its lock would stop the next try
             raise
 
     def close(self) -> None:
-        """Close all topics; if one cannot be closed well, the others are, and then it is told."""
+        """Close all topics, then raise the first error of any."""
         errors: list[BaseException] = []
         with self._opening:
             while self._open:
@@ -560,9 +567,9 @@ def topic_names(root: Path) -> list[str]:
 
 
 def _make(folder: Path, memory: MemoryKind) -> None:
-    """Write the file of a new topic, durable before anything is stored in it."""
-    if any(folder.glob("*.log")):  # to make it anew could give it another memory
-        raise Damaged(f"{folder}: has a log, and its {FILE} is gone", path=str(folder))
+    """Write the file of a new topic, durably, before anything is stored in it."""
+    if any(folder.glob("*.log")):  # a new file could name another kind of memory
+        raise Damaged(f"{folder}: has a log, but no {FILE}", path=str(folder))
     with failing(str(folder / FILE)):
         REAL.make_folder(str(folder))
         replace_file(REAL, str(folder / FILE), json.dumps({"format": 1, "memory": memory}).encode() + b"\n")

@@ -1,13 +1,13 @@
-"""The compact batch: many messages of one producer in one piece of bytes, and the answer to it.
+"""The binary format of a batch (many messages of one producer) and of the reply to it.
 
     request   b"OFB1" | request u32 | epoch u32 (0: none) | name length u16 | count u32
               | name | count x (sequence i64, length u32) | payloads
     reply     b"OFR1" | request u32 | status u8 | count u32
               | count x (verdict u8, offset i64, reason length u8, reason) | text (the rest)
 
-All numbers are little endian; the verdict is its place in the order of `Verdict`; names and text are UTF-8, reasons
-ASCII. Foreign bytes are believed in nothing: every length is checked against what is there and against the limits
-before anything is made of it, and what does not fit is `BadInput` with the byte at which it does not.
+All numbers are little endian; a verdict is its position in `Verdict`; names and text are UTF-8, reasons ASCII. Foreign
+bytes are not trusted: every length is checked against the data and the limits before it is used; else `BadInput` names
+the byte.
 
 >>> data = encode_request(7, "till", 1, [(0, b"1 coffee"), (1, b"2 teas")])
 >>> decode_request(data)
@@ -31,9 +31,9 @@ from onefold.verdict import Verdict
 
 CONTENT_TYPE: Final = "application/vnd.onefold.batch"
 MESSAGES_MAX: Final = 10_000
-"""In one request. Kafka's producer counts bytes only; a count bounds the answer too, which has no payloads."""
+"""In one request. Kafka's producer limits bytes only; a count also bounds the reply, which has no payloads."""
 BYTES_MAX: Final = 4 << 20
-"""Of one request, all in all; NATS allows 1 MiB a message by default, Kafka 1 MiB a batch, Pulsar 5 MiB."""
+"""Of a whole request; NATS allows 1 MiB per message by default, Kafka 1 MiB per batch, Pulsar 5 MiB."""
 TEXT_BYTES_MAX: Final = 4_096
 
 _REQUEST: Final = struct.Struct("<4sIIHI")
@@ -48,18 +48,18 @@ _CODES: Final = {verdict: code for code, verdict in enumerate(Verdict)}
 
 class WireStatus(IntEnum):
     OK = 0
-    """Judged: the receipts tell."""
+    """Judged: see the receipts."""
     BUSY = 1
     """Not taken: try again in a moment."""
     FAILED = 2
     """Not stored: try again."""
     REFUSED = 3
-    """It makes no sense; the text says why. To send it again will not help."""
+    """Invalid: the text says why. Sending it again does not help."""
 
 
 class BatchRequest(NamedTuple):
     request: int
-    """A number of the sender's, which the reply carries too."""
+    """A number chosen by the sender, repeated in the reply."""
     producer: str
     epoch: int | None
     messages: list[Message]
@@ -73,7 +73,7 @@ class BatchReply(NamedTuple):
 
 
 def encode_request(request: int, producer: str, epoch: int | None, messages: Sequence[Message]) -> bytes:
-    """The bytes of a request; what does not fit the fields is `Misuse`."""
+    """Encode a request; `Misuse` if a value does not fit its field."""
     name = producer.encode()
     try:
         head = _REQUEST.pack(_REQUEST_MAGIC, request, epoch or 0, len(name), len(messages))
@@ -85,7 +85,7 @@ def encode_request(request: int, producer: str, epoch: int | None, messages: Seq
 
 
 def decode_request(data: bytes, *, messages_max: int = MESSAGES_MAX, bytes_max: int = BYTES_MAX) -> BatchRequest:
-    """Read a request; all but a valid one is `BadInput` with the byte offset. Cost: one copy of each payload."""
+    """Decode a request; `BadInput` with the byte offset if it is invalid. Cost: one copy of each payload."""
     _at_most(0, "bytes", len(data), bytes_max)
     request, epoch, name_bytes, count = _head(_REQUEST, _REQUEST_MAGIC, data)
     if not 1 <= name_bytes <= NAME_BYTES_MAX:
@@ -110,7 +110,7 @@ def decode_request(data: bytes, *, messages_max: int = MESSAGES_MAX, bytes_max: 
 def encode_reply(
     request: int, status: WireStatus, receipts: Iterable[tuple[Verdict, str, int]] = (), text: str = ""
 ) -> bytes:
-    """The bytes of a reply; a text over `TEXT_BYTES_MAX` is cut."""
+    """Encode a reply; a text over `TEXT_BYTES_MAX` is cut."""
     pack, codes = _RECEIPT.pack, _CODES
     parts = [pack(codes[verdict], offset, len(reason)) + reason.encode("ascii") for verdict, reason, offset in receipts]
     whole_characters = text.encode(errors="replace")[:TEXT_BYTES_MAX].decode(errors="ignore").encode()
@@ -118,7 +118,7 @@ def encode_reply(
 
 
 def decode_reply(data: bytes, *, messages_max: int = MESSAGES_MAX) -> BatchReply:
-    """Read a reply; anything but a whole and valid one is `BadInput` with the byte offset."""
+    """Decode a reply; `BadInput` with the byte offset if it is invalid."""
     request, status, count = _head(_REPLY, _REPLY_MAGIC, data)
     if status >= len(WireStatus):
         raise _wrong(8, f"the status is {status}, must be 0 to {len(WireStatus) - 1}")
@@ -141,7 +141,7 @@ def decode_reply(data: bytes, *, messages_max: int = MESSAGES_MAX) -> BatchReply
 
 
 def request_number(data: bytes) -> int:
-    """The number of a request of which the rest may be wrong; 0 if not even that can be read."""
+    """The number of a request that may be invalid otherwise; 0 if it cannot be read."""
     return int.from_bytes(data[4:8], "little") if data[:4] == _REQUEST_MAGIC and len(data) >= 8 else 0
 
 

@@ -1,1 +1,1 @@
-"""The stores room: files, databases, transactions. What is stored is decided above; how, here."""
+"""Access to files, databases and transactions, shared by the products."""

@@ -1,4 +1,4 @@
-"""Stores by address: ``memory://``, ``sqlite:///x.db``, ``redis://host:6379/0``; what all openers share."""
+"""Addresses of stores, such as ``memory://``, ``sqlite:///x.db``, ``redis://host:6379/0``."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -8,11 +8,11 @@ from urllib.parse import parse_qsl, unquote
 from onefold.errors import Misuse
 
 TIMEOUT_MAX_S: Final = 86_400
-"""A day: sockets and clocks cannot count for ever, and nobody waits so long."""
+"""A day: sockets have limits, and longer makes no sense."""
 
 
 def masked(url: str) -> str:
-    """What may be shown of an address that leads nowhere: behind the scheme there may be a password.
+    """What may be shown of an invalid address: what follows the scheme may hold a password.
 
     >>> masked("http://me:secret@db.example"), masked("shop.db"), masked("redis:/me:secret@db.example")
     ('http://...', "'shop.db'", "'redis:...'")
@@ -24,7 +24,7 @@ def masked(url: str) -> str:
 
 
 def is_far(path: str) -> bool:
-    """Whether a path is a URL of something else than this machine's disks.
+    """Whether a path is a URL of something other than this machine's disks.
 
     >>> [is_far(path) for path in ("s3://b/out", "S3A://b", "data/a:b", "file:///out", "C:/x", "out", "dbfs:/x")]
     [True, True, False, False, False, False, True]
@@ -34,7 +34,7 @@ def is_far(path: str) -> bool:
 
 
 def scheme_of(url: str) -> tuple[str, str]:
-    """What kind of store an address names, and where: for SQLite the file, else the address; two empty texts: nowhere.
+    """The kind of store of an address, and the SQLite file or the address itself; ('', '') for any other.
 
     >>> scheme_of("memory://"), scheme_of("sqlite:////srv/a%20b.db"), scheme_of("redis://cache.example/0")
     (('memory', ''), ('sqlite', '/srv/a b.db'), ('redis', 'redis://cache.example/0'))
@@ -51,12 +51,12 @@ def scheme_of(url: str) -> tuple[str, str]:
 
 
 def nothing_at(url: str, what: str, kinds: str) -> Misuse:
-    """The error for an address that no opener knows; what may be secret in it is not shown."""
+    """The error for an unknown kind of address; it does not show secrets."""
     return Misuse(f"no {what} at {masked(url)}; there are some at {kinds}")
 
 
 def sqlite_file(url: str) -> str | None:
-    """The file that is meant by ``sqlite:///x.db``; None if this is no such address.
+    """The file of ``sqlite:///x.db``; None for other addresses.
 
     >>> sqlite_file("sqlite:////srv/a%20b.db"), sqlite_file("memory://")
     ('/srv/a b.db', None)
@@ -72,7 +72,7 @@ def sqlite_file(url: str) -> str | None:
 def options_of(
     where: object, query: str, kinds: Mapping[str, Callable[[str], Any]], others: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What follows the ``?`` of an address, each option made what ``kinds`` says; ``others`` are named in an error too.
+    """The options after the ``?`` of an address, converted by ``kinds``; ``others`` are also named in an error.
 
     >>> options_of("cache.example", "timeout_s=5", {"prefix": str, "timeout_s": float})
     {'timeout_s': 5.0}
@@ -89,7 +89,7 @@ def options_of(
 
 
 def check_timeout(where: object, timeout_s: float) -> float:
-    """The time, if one can wait so long; `Misuse` naming it if not."""
+    """The timeout if it is valid, else `Misuse`."""
     if not 0 < timeout_s <= TIMEOUT_MAX_S:
         text = f"{where}: timeout_s is {timeout_s}, must be more than 0 and at most {TIMEOUT_MAX_S}"
         raise Misuse(text, timeout_s=timeout_s)

@@ -1,19 +1,18 @@
-"""PostgreSQL: where a table is, and a few connections to one database, lent out one call at a time.
+"""PostgreSQL: addresses of tables, and a pool of connections to one database.
 
 An address is ``postgresql://user:password@host/database?options#schema.table``. The part after ``#`` is ours, the rest
-is PostgreSQL's own. What is shown of an address never holds the password; an address that cannot be read is not shown
-at all, for nobody knows where in it the password stands.
+is PostgreSQL's own. The shown form of an address never has the password; an invalid address is not shown at all, since
+the password could be anywhere in it.
 
-A call takes the connection that was used last, or makes one, or waits until one is given back: never more than
-``connections_max`` are open, whatever the number of threads. One that fails is closed and all that lie idle with it,
-for they went to the same server. Before one is lent out again it is looked at whether the server has hung up meanwhile:
-after a restart that nobody noticed, nobody is told of it.
+A call takes the connection used last, or opens one, or waits until one is returned: never more than ``connections_max``
+are open, whatever the number of threads. If one fails, all idle ones are closed too, since they go to the same server.
+Before reuse, a connection is checked for a hang-up, so that callers do not notice a restart of the server.
 
-A server that lives keeps the time limits of statements by itself. One that is frozen, or was cut off while it had the
-word, does not: for that one we look at the clock too, and hang up.
+A live server enforces statement timeouts itself. A frozen or disconnected one does not, so we measure the time too, and
+close the connection.
 
-What fails is `StoreFailed`, and whether it was done is not known. There is one exception: a deadlock is undone by the
-server for certain, so `run` makes the call again.
+A failure is `StoreFailed`, and whether the call took effect is not known. The exception: a deadlock is always rolled
+back by the server, so `run` repeats the call.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,20 +37,20 @@ from onefold.errors import BadInput, Misuse, StoreFailed
 
 TABLE = "onefold_messages"
 SCHEMES = ("postgresql://", "postgres://")
-# PostgreSQL cuts longer names off without an error: two columns, or two tables, could become one.
+# PostgreSQL silently truncates longer names: two columns, or two tables, could become one.
 NAME_BYTES_MAX = 63
 SUFFIX_BYTES_MAX = len("_staging_0123456789_0_parts")
 Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 Answer = TypeVar("Answer")
 DEADLOCKS_MAX = 3
 PATIENCE = 2
-"""Times ``timeout_s``: the server's own word that a statement took too long says more, and comes first."""
+"""Times ``timeout_s``: the server's own timeout error comes first, as it says more."""
 _UNDONE = (psycopg.errors.DeadlockDetected, psycopg.errors.SerializationFailure)
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
-    """A table of a database; ``schema`` None is the first of the user's search path."""
+    """A table of a database; ``schema`` None: the first in the search path."""
 
     conninfo: str = field(repr=False)
     shown: str
@@ -82,21 +81,21 @@ def parse(url: str) -> PostgresAddress:
     host = parts.get("host") or parts.get("hostaddr") or ""
     port = f":{parts['port']}" if parts.get("port") else ""
     base = f"postgresql://{host}{port}/{parts.get('dbname') or ''}"
-    if "@" in base:  # a / in the password ended the host: the rest of it would be shown as the database
+    if "@" in base:  # a / in the password would show its rest as the database
         raise Misuse("this address has an @ too many (not shown); write %40 for an @ and %2F for a / in a password")
     shown = f"{base}#{unquote(fragment or TABLE)}"
     return PostgresAddress(conninfo, shown, schema or None, table)
 
 
 def check_name(name: str, bytes_max: int = NAME_BYTES_MAX) -> None:
-    """Raise `Misuse` if PostgreSQL could not keep this name as it is."""
+    """Raise `Misuse` if PostgreSQL would truncate or refuse this name."""
     size = len(name.encode())
     if not 0 < size <= bytes_max or "\0" in name:
         raise Misuse(f"the name {name!r} has {size} bytes, PostgreSQL can keep 1 to {bytes_max}", name=name)
 
 
 class Connections:
-    """Connections to the server at ``conninfo``; ``shown`` is what may be said of it."""
+    """A pool of connections to ``conninfo``; ``shown`` is its form for errors."""
 
     def __init__(
         self,
@@ -107,7 +106,7 @@ class Connections:
         connections_max: int,
         timeout_s: float,
     ) -> None:
-        """Connect to nothing yet; ``prepare`` is done with each connection before its first use."""
+        """Does not connect yet; ``prepare`` is called with each connection before its first use."""
         self.shown = shown
         self._conninfo, self._prepare = conninfo, prepare
         self._connections_max, self._timeout_s = connections_max, timeout_s
@@ -117,12 +116,12 @@ class Connections:
         self._open = True
 
     def run(self, work: Callable[[Connection], Answer]) -> Answer:
-        """What ``work`` makes of a connection, on which each statement is a transaction unless it begins one."""
+        """Call ``work`` with a connection in autocommit mode and return its result."""
         try:
             for _ in range(DEADLOCKS_MAX):
-                with suppress(*_UNDONE), self._lent() as connection:
+                with suppress(*_UNDONE), self._connection() as connection:
                     return work(connection)
-            with self._lent() as connection:
+            with self._connection() as connection:
                 return work(connection)
         except psycopg.Error as error:
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -133,7 +132,7 @@ class Connections:
             raise BadInput(f"{self.shown} cannot keep the text {error.object!r:.100}") from error
 
     def close(self) -> None:
-        """Close all that are idle now, and each that is in use when it is given back."""
+        """Close idle connections now, and those in use when they are returned."""
         with self._lock:
             self._open = False
         self._drop_idle()
@@ -143,7 +142,7 @@ class Connections:
             raise Misuse(f"{self.shown}: this store was closed")
 
     @contextmanager
-    def _lent(self) -> Iterator[Connection]:
+    def _connection(self) -> Iterator[Connection]:
         self.check_open()
         if not self._slots.acquire(timeout=self._timeout_s):
             text = f"{self.shown}: all {self._connections_max} connections were in use for {self._timeout_s} s"
@@ -166,21 +165,21 @@ class Connections:
             self._slots.release()
 
     def _reusable(self) -> Connection | None:
-        """An idle connection whose server has not hung up: one that says something unasked says that it ends."""
+        """An idle connection that the server has not closed; if it has, there is unread data."""
         while True:
             with self._lock:
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
             if not connection.closed:
-                unasked = poll()
-                unasked.register(connection.fileno(), POLLIN)
-                if not unasked.poll(0):
+                poller = poll()
+                poller.register(connection.fileno(), POLLIN)
+                if not poller.poll(0):
                     return connection
             connection.close()
 
     def _connect(self) -> Connection:
-        """The address decides where it says something: these are for what it leaves open."""
+        """Connect with our options as defaults for those that the address does not set."""
         timeout_ms = str(max(1, int(self._timeout_s * 1_000)))  # 0 would be: no limit
         ours = {
             "connect_timeout": str(max(2, round(self._timeout_s))),
@@ -216,13 +215,13 @@ class _Patient(psycopg.Connection[tuple[Any, ...]]):
         deadline = monotonic() + self.patience_s
 
         def limited() -> PQGen[Answer]:
-            """The same; psycopg goes on with it some times a second, whether there is news or not."""
+            """``gen`` with a deadline; psycopg resumes it several times a second."""
             try:
                 wanted = next(gen)
                 while True:
                     ready = yield wanted
                     if not ready and monotonic() > deadline:
-                        self.close()  # else whoever ends a transaction would wait for the same server again
+                        self.close()  # else ending the transaction would wait for the server again
                         raise psycopg.OperationalError(f"no answer within {self.patience_s} s")
                     wanted = gen.send(ready)
             except StopIteration as stop:

@@ -1,12 +1,11 @@
-"""A Redis server: its address and options, and which of its settings can lose what it has answered.
+"""A Redis server: its address and options, and warnings about settings that can lose acknowledged writes.
 
-By default Redis keeps nothing but now and then a dump: a restart forgets minutes. What a coordinator needs is
-``appendonly yes`` and ``appendfsync always`` (every answer waits for the disk; ``everysec`` loses up to two seconds),
-``maxmemory-policy noeviction`` (others throw keys away when memory is short) and, when replicas may take over, claims
-that wait for them. A lost entry is no small matter: a frame that was heard before counts once more, and a replayed one
-is taken for new.
+By default Redis only writes a dump from time to time: a restart loses minutes. A coordinator needs ``appendonly yes``
+and ``appendfsync always`` (every answer waits for the disk; ``everysec`` loses up to two seconds), ``maxmemory-policy
+noeviction`` (others drop keys when memory is short) and, if replicas may take over, claims that wait for them. A lost
+entry matters: a frame that was heard before counts once more, and a replayed one is taken for new.
 
-Hosted servers often forbid CONFIG; then INFO tells half of it, and what cannot be seen is named, not assumed.
+Hosted servers often forbid CONFIG; then INFO shows a part of it, and settings that cannot be read are named.
 """
 
 from collections.abc import Iterator
@@ -33,15 +32,15 @@ WANTED = {
 
 
 class RedisStore:
-    """What one Redis server (with its replicas; not a Redis Cluster) keeps, and one script changes, which the server
-    runs as one step. Threads may share it; it connects at the first call, and reconnects by itself. When an answer is
-    lost nobody knows whether the call was done: that is `StoreFailed`, and it is not made again here."""
+    """A store in one Redis server (with its replicas; not a Redis Cluster), changed by one script, which the server
+    runs atomically. Thread-safe; it connects at the first call, and reconnects by itself. After a lost answer it is not
+    known whether the call took effect: that is `StoreFailed`, and the call is not repeated here."""
 
     script: ClassVar[str]
     contents: ClassVar[str]
-    """What is kept there, in a warning."""
+    """The contents as named in warnings."""
     closed: ClassVar[str]
-    """What `Misuse` says once that is so."""
+    """The text of `Misuse` after `close`."""
 
     def __init__(self, url: str, timeout_s: float, replicas_min: int) -> None:
         self.url = shown(url)
@@ -54,14 +53,14 @@ class RedisStore:
                 url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0),
                 protocol=2, driver_info=None,
             )  # fmt: skip
-            self._client.connection_pool.make_connection()  # connects nowhere, but refuses options that do not exist
+            self._client.connection_pool.make_connection()  # does not connect, but refuses unknown options
         except (TypeError, ValueError, redis.RedisError) as error:
             raise Misuse(f"{self.url}: {_line(error)}", url=self.url) from None
         self._sha = str(self._client.register_script(self.script).sha)
         self._open = True
 
     def warnings(self) -> list[str]:
-        """Settings of the server by which it can lose what it has answered, one sentence each; to be said at start."""
+        """Settings of the server that can lose acknowledged writes, one sentence each; to be shown at start."""
         with self._asking():
             return [f"{self.url}: {concern}" for concern in concerns(self._client, self._replicas_min, self.contents)]
 
@@ -70,18 +69,18 @@ class RedisStore:
         self._client.close()
 
     def _run(self, *words: str | int, writes: bool = True) -> bytes:
-        """What the script answers to the number of keys, the keys and the arguments."""
+        """Run the script with the number of keys, the keys and the arguments."""
         try:
             return self._send("evalsha", self._sha, *words, writes=writes)
-        except redis.exceptions.NoScriptError:  # nothing was done; EVAL also leaves the script there for the next
+        except redis.exceptions.NoScriptError:  # no effect; EVAL also caches the script for the next call
             return self._send("eval", self.script, *words, writes=writes)
 
     def _send(self, verb: str, *words: str | int, writes: bool) -> bytes:
         if not (writes and self._replicas_min):
             return cast(bytes, getattr(self._client, verb)(*words))
-        pipeline = self._client.pipeline(transaction=False)  # one connection: WAIT is about what came over it
+        pipeline = self._client.pipeline(transaction=False)  # one connection: WAIT covers its own writes only
         getattr(pipeline, verb)(*words)
-        # Half of the time that we wait for the answer: that the replicas are late is to be told by the server.
+        # Half of our timeout, so that the server reports late replicas before that.
         pipeline.wait(self._replicas_min, max(1, int(self._timeout_s * 500)))
         answer, reached = pipeline.execute()
         if reached < self._replicas_min:
@@ -104,7 +103,7 @@ def _line(error: Exception) -> str:
 
 
 def concerns(client: redis.Redis, replicas_min: int, what: str) -> list[str]:
-    """One sentence per setting that can lose what is kept, or that could not be looked at; ``what`` is kept there."""
+    """One sentence per setting that can lose ``what``, or that could not be read."""
     try:
         info, hidden = client.info(), ""
     except redis.ResponseError as error:
@@ -120,7 +119,7 @@ def concerns(client: redis.Redis, replicas_min: int, what: str) -> list[str]:
             values["appendonly"] = "yes" if info["aof_enabled"] else "no"
         if "maxmemory_policy" in info:
             values["maxmemory-policy"] = info["maxmemory_policy"]
-    unsynced = values.get("appendonly") == "no"  # then how it would be synced does not matter
+    unsynced = values.get("appendonly") == "no"  # then appendfsync does not matter
     lines = [
         f"{name} is {values[name]}, should be {wanted}: {harm.format(what=what)}"
         for name, (wanted, harm) in WANTED.items()
@@ -138,7 +137,7 @@ def concerns(client: redis.Redis, replicas_min: int, what: str) -> list[str]:
 
 
 def shown(url: str) -> str:
-    """An address without user, password and options; `Misuse` if it is none, and then nothing of it is shown.
+    """An address without user, password and options; an invalid one is `Misuse`, which does not show it.
 
     >>> shown("redis://me:secret@cache.example:6380/2?ssl_ca_certs=x")
     'redis://cache.example:6380/2'
@@ -156,7 +155,7 @@ def shown(url: str) -> str:
 
 
 def split_options(url: str) -> tuple[str, dict[str, Any]]:
-    """The address with redis-py's own options alone, those for TLS, and ours: prefix, timeout_s, replicas_min.
+    """The address with only redis-py's options for TLS, and our options: prefix, timeout_s, replicas_min.
 
     >>> split_options("redis://cache.example/0?prefix=shop&timeout_s=5&ssl_ca_certs=x")
     ('redis://cache.example/0?ssl_ca_certs=x', {'prefix': 'shop', 'timeout_s': 5.0})

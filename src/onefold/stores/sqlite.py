@@ -1,13 +1,13 @@
-"""A SQLite file that keeps its word: what was committed outlives a crash and a power cut, or it is not opened.
+"""A durable SQLite file: commits survive crashes and power cuts, or the file is not opened.
 
 Two settings decide that. With a rollback journal (SQLite's default) a power cut can undo the last commit; with WAL and
-``synchronous=FULL`` each commit is synced before it returns. SQLite does not raise when it cannot have WAL (in memory,
-on some network disks): it answers with the mode that it has. So the answer is checked.
+``synchronous=FULL`` each commit is synced before it returns. SQLite does not raise where WAL is impossible (in memory,
+on some network disks), but returns the mode in use. So that is checked.
 
-Writers take turns: a transaction begins with ``BEGIN IMMEDIATE``, so it holds the one write lock before it reads what
-it is going to change. A deferred one would read first and then find that another process wrote in between. Whoever
-waits longer than ``busy_s`` gives up with `StoreFailed`. SQLite's locks belong to the process that holds them and go
-with it, also at ``kill -9``: no lock here can run out while its owner still works.
+Writers take turns: a transaction begins with ``BEGIN IMMEDIATE``, so it holds the write lock before it reads what it is
+going to change. A deferred one would read first and fail if another process wrote in between. A writer that waits
+longer than ``busy_s`` fails with `StoreFailed`. SQLite's locks belong to the process that holds them and end with it,
+also at ``kill -9``: no lock expires while its owner still works.
 """
 
 import sqlite3
@@ -18,7 +18,7 @@ from time import monotonic, sleep
 
 from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
 
-# A commit is one sync, some milliseconds: this is hundreds of others before us in the queue. (Python's default, too.)
+# A commit is one sync, some milliseconds: this allows for hundreds of others in the queue. (Also Python's default.)
 BUSY_S = 5.0
 SYNCHRONOUS_FULL = 2
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -26,10 +26,10 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 class Database:
-    """One connection to a file. Not locked among threads: its owner sees to that."""
+    """One connection to a file. Not thread-safe: the owner must lock."""
 
     def __init__(self, path: str | PathLike[str], schema: Sequence[str] = (), *, busy_s: float = BUSY_S) -> None:
-        """Open or create the file; ``schema``: statements that make what is not there yet (``if not exists``)."""
+        """Open or create the file; ``schema``: statements that create missing tables (``if not exists``)."""
         self.path = fspath(path)
         with self._told():
             self._connection = sqlite3.connect(self.path, timeout=busy_s, isolation_level=None, check_same_thread=False)
@@ -53,29 +53,29 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, alone among all writers; durable when it ends, undone if anything is raised in it."""
+        """One exclusive write transaction; durable when it ends, rolled back if anything is raised in it."""
         with self._told():
             try:
-                # Within: a Ctrl-C that comes while it waits for the lock is raised when it has got it.
+                # Inside the try: a Ctrl-C during the wait for the lock is raised when it has been acquired.
                 self._connection.execute("begin immediate")
                 yield self._connection
                 self._connection.execute("commit")
             finally:
-                if self._connection.in_transaction:  # not committed: an error of ours, or the disk's
+                if self._connection.in_transaction:  # not committed because of an error
                     self._connection.execute("rollback")
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """For one statement: what was committed when it began. Waits for no writer."""
+        """For one statement, on what was committed when it began. Waits for no writer."""
         with self._told():
             yield self._connection
 
     def close(self) -> None:
-        """Let go of the file. May be called twice."""
+        """Close the file. May be called twice."""
         self._connection.close()
 
     def _ask_for_wal(self, deadline: float) -> str:
-        # Two processes that open a new file at once: SQLite does not let the second wait for this, so we do.
+        # If two processes open a new file at once, SQLite fails in the second instead of waiting, so we wait.
         while True:
             try:
                 (mode,) = self._connection.execute("pragma journal_mode=wal").fetchone()
@@ -90,7 +90,7 @@ class Database:
         try:
             yield
         except sqlite3.ProgrammingError:
-            raise  # our own mistake: a closed connection, a statement that is wrong
+            raise  # a bug: a closed connection, an invalid statement
         except sqlite3.Error as error:
             kind = Damaged if _code(error) in _DAMAGED else StoreFailed
             raise kind(f"{self.path}: {error}", path=self.path) from error

@@ -1,23 +1,23 @@
-"""For tests of your own: faulty traffic with known truth, and a handler crash-tested in every order.
+"""For your own tests: faulty traffic with known truth, and crash tests of handlers in every order.
 
     from onefold.testing import explore
 
     def test_pay():
         explore(pay, [{"order": 7, "sum": 20}, {"order": 7, "sum": 5}], key="order")
 
-`explore` puts the handler under the real plan, on the real SQLite store, with a few workers, and tries every order,
-every crash and every lease that runs out, within its budgets. In the end the world must look as if one message after
-the other had been handled, in some order, without a fault. Whatever breaks that is told as a history, the shortest
-there is. The plans are right, so what is found is in the handler: it raises in some order, breaks the invariant that it
-was given, answers otherwise when it is asked again, or writes files, calls others and starts processes by itself. What
-it does unseen is done once per call: `Exploration.calls_max` times at most.
+`explore` runs the handler under the real plan, on the real SQLite store, with a few workers, and tries every order,
+every crash and every expired lease, within its budgets. The final state must be as if the messages had been handled one
+after the other, in some order, without a fault. A violation is reported as the shortest history that leads to it. The
+plans are right, so the fault is in the handler: it raises in some order, breaks its invariant, answers differently when
+called again, or writes files, calls others and starts processes by itself. Side effects that the explorer cannot see
+happen once per call: at most `Exploration.calls_max` times.
 
     from onefold.testing import Faults, Traffic, make, write
 
     write(make(Traffic(rows=10_000, faults=Faults(copies=0.05))), "traffic")
 
-makes messages with retries, losses and disorder from one seed, and the truth beside them; `score` holds a run to it.
-`make_readings(Readings(...))` makes readings of devices that number them and reboot.
+makes messages with retries, losses and disorder from one seed, and the truth about them; `score` compares a run with
+it. `make_readings(Readings(...))` makes numbered readings of devices that reboot.
 """
 
 from __future__ import annotations
@@ -69,15 +69,14 @@ def explore(
     states_max: int = STATES_MAX,
     invariant: Invariant | None = None,
 ) -> Exploration:
-    """Try everything that can go wrong; `Convicted`, an `AssertionError`, if anything is wrong then.
+    """Try every order and fault; raises `Convicted`, an `AssertionError`, if a result is wrong.
 
-    ``handler`` is a function ``(state, message) -> (state, outgoing)``, or an `Endpoint`: then what its handlers send
-    to each other is handled too. ``messages`` are bodies, or pairs of queue and body; ``key`` names the entity as in
-    `Endpoint.handler`, None: all are for one. ``plan`` may be "all"; None: the endpoint's. ``invariant`` is given all
-    states by the name of their entity, whenever one changed; it raises `AssertionError` or returns False if that must
-    not be.
+    ``handler`` is a function ``(state, message) -> (state, outgoing)``, or an `Endpoint`, whose handlers also get what
+    they send to each other. ``messages`` are bodies, or pairs of queue and body; ``key`` names the entity as in
+    `Endpoint.handler`, None: one entity for all. ``plan`` may be "all"; None: the endpoint's. ``invariant`` gets all
+    states by the name of their entity after each change; it raises `AssertionError` or returns False for a bad one.
 
-    Cost: some 20,000 states a second; each message, worker or fault more multiplies them by about five.
+    Cost: some 20,000 states per second; each further message, worker or fault multiplies the states by about five.
 
     >>> def count(state, message):
     ...     return (state or 0) + message["n"], []
@@ -122,7 +121,7 @@ def explore(
 
 
 def _addressed(stage: Stage, messages: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
-    """Each body with its queue; `Misuse` for those that nobody handles."""
+    """Each body with its queue; `Misuse` if no handler takes it."""
     queues = [handling.queue for handling in stage.handlings]
     pairs = []
     for message in messages:

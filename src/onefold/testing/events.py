@@ -1,9 +1,9 @@
-"""A day of events with ids, as most people have them, from one seed, and the truth about each row.
+"""A day of events with ids from one seed, and the truth about each row.
 
-Every event has a UUID, the time when it happened, a status and an amount; each row besides that the time at which it
-came in (``ingested_at``). Copies bear the id and the time of their event. They come with the same ingest time as the
-first (a file that was loaded twice), later (a retry), or later than the window (a replay of yesterday's file); some
-contradict the first in a column (`conflict`). Rows are in the order in which they came in.
+Every event has a UUID, the time when it happened, a status and an amount; each row also has the time at which it was
+ingested (``ingested_at``). Copies have the id and the time of their event. They have the same ingest time as the first
+(a file that was loaded twice), a later one (a retry), or one later than the window (a replay of yesterday's file); some
+differ from the first in a column (`conflict`). Rows are in the order of ingestion.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onefold.testing.traffic import BEGIN_MS
 STATUSES: Final = ("paid", "shipped", "cancelled")
 USERS: Final = 500
 DISTANCE_MAX_MS: Final = 2_000
-"""From where an event happens to where it comes in, unless it is late."""
+"""Delay from event to ingestion, unless it is late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +40,17 @@ class Events:
     rows: Annotated[int, (1, 10_000_000)] = 10_000
     """Delivered rows, exactly: events and their copies."""
     copies: Share = 0.10
-    """Share of events that come again, once or more."""
+    """Share of events that are repeated, once or more."""
     same: Share = 0.25
     """Copies with the ingest time of the first."""
     late: Share = 0.02
-    """Copies that come when the newest event is more than the window ahead of theirs."""
+    """Copies ingested when the newest event is more than the window ahead of theirs."""
     conflicts: Share = 0.01
-    """Copies that contradict the first in their status or their amount."""
+    """Copies that differ from the first in status or amount."""
     copy_delay_ms: Delay = 600_000
-    """How long after the first a copy comes at most that is neither the same nor late; most come much sooner."""
+    """Maximal delay of a copy after the first, unless it is late; most come much sooner."""
     reorder: Share = 0.05
-    """Share of events that come in late, by up to ``copy_delay_ms``."""
+    """Share of events that are ingested late, by up to ``copy_delay_ms``."""
     window_ms: Annotated[int, (1, DAY_MS // 4)] = 3_600_000
 
     def __post_init__(self) -> None:
@@ -61,11 +61,11 @@ class Events:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MadeEvents:
-    """Events as a table, and what is true of each row."""
+    """Events as a table, and the truth about each row."""
 
     settings: Events
     messages: pa.Table
-    """``event_id ts user status amount ingested_at offset``; times are timestamps, ``offset`` is the row's place."""
+    """``event_id ts user status amount ingested_at offset``; times are timestamps, ``offset`` is the row's index."""
     rows: pa.Table
     """The truth by ``offset``: ``verdict`` and ``reason`` where all ids are remembered and content is compared, the
     offset of the first (``of``), how long after it the row came (``lag_ms``), how far its event lay behind the newest
@@ -91,7 +91,7 @@ def make_events(events: Events) -> MadeEvents:
     first_arrival += np.where(
         rng.random(count) < events.reorder, rng.integers(0, events.copy_delay_ms, count, endpoint=True), 0
     )
-    # Who is late needs events after the window, so only the first half of the day has such copies.
+    # Late copies need events after the window, so only events of the first half of the day have them.
     kind = rng.permutation(np.arange(again))
     is_same, is_late = kind < events.same * again, kind >= again - round(events.late * again)
     copied = rng.choice(count, counts.copied, replace=False) if again else np.empty(0, np.int64)
@@ -101,7 +101,7 @@ def make_events(events: Events) -> MadeEvents:
     far = events.window_ms + events.window_ms // 8 + 2 * events.copy_delay_ms + DISTANCE_MAX_MS
     delay[is_late] = far + rng.integers(0, events.window_ms, int(is_late.sum()), endpoint=True)
     delay[is_same] = 0
-    differs = np.zeros(again, np.int8)  # a copy that is judged before its first would be the first: it comes later
+    differs = np.zeros(again, np.int8)  # not among the same: a copy judged before its first would count instead
     able = np.flatnonzero(~is_same)
     clash = rng.choice(able, min(len(able), round(events.conflicts * again)), replace=False)
     differs[clash] = rng.integers(1, 3, len(clash))

@@ -1,14 +1,13 @@
-"""What can go wrong with a message on its way, each as a rate.
+"""The faults of messages on their way, each as a rate.
 
-A fault is data: the same settings and the same seed give the same faults again. The defaults are a bad day on a public
-network, not a catastrophe; `NONE` is a network that never fails.
+The same settings and seed give the same faults again. The defaults are a bad day on a public network, not a
+catastrophe; `NONE` is a network that never fails.
 
-A `Plan` says how many of everything, so that the rows asked for are exactly the rows made:
+A `Plan` has the counts, so that exactly the requested rows are made:
 
     rows = originals + copies + poisoned + malformed          messages = originals + lost
 
-Extra rows are counted first. What room is left is shared between originals and their copies; losses come on top of it,
-for a lost message takes no row.
+Extra rows are counted first. The remaining rows are originals and their copies; lost messages take no row.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from onefold.errors import Misuse
 
 DAY_MS: Final = 86_400_000
 Share: TypeAlias = Annotated[float, (0.0, 1.0)]
-"""With the range that `check` holds it to."""
+"""With the range that `check` enforces."""
 MostlyLess: TypeAlias = Annotated[float, (0.0, 0.9)]
 Delay: TypeAlias = Annotated[int, (0, 30 * DAY_MS)]
 COPIES_EACH: Final = 1.25
@@ -42,13 +41,13 @@ class Faults:
     """
 
     copies: Share = 0.10
-    """Delivered again, once or more. Receivers report 1 to 30 % where senders retry or several hear one frame."""
+    """Delivered again, once or more. Reported are 1 to 30 % where senders retry or several receivers hear one frame."""
     copy_delay_ms: Delay = 60_000
-    """A copy comes at most this much after the first delivery. 60 s: the memory of LoRaWAN network servers."""
+    """Maximal delay of a copy after the first delivery. 60 s: the memory of LoRaWAN network servers."""
     reorder: Share = 0.05
     """Delivered late, and after the successor where `reorder_ms` allows it."""
     reorder_ms: Delay = 10_000
-    """The longest such delay: ten messages at the default pace."""
+    """The maximal delay: ten messages at the default interval."""
     losses: MostlyLess = 0.002
     """Never delivered at all; each chain keeps at least one message."""
     late_heads: Share = 0.02
@@ -56,9 +55,9 @@ class Faults:
     no_previous: Share = 0.0
     """Share of *chains* whose messages never name their predecessor: best-effort publishers."""
     poisoned: Share = 0.0
-    """Share of *chains* that get one extra row from the far future, meant to mute them."""
+    """Share of *chains* that get one extra row from the far future, as an attack."""
     malformed: MostlyLess = 0.0
-    """Share of *rows* that are extra: damaged copies, every kind in turn."""
+    """Share of *rows* that are extra, damaged copies, every kind in turn."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -82,7 +81,7 @@ def whole_folder(path: Path, name: str) -> Iterator[Path]:
         raise Misuse(f"{name} is {str(path)!r}, which exists and is not an empty directory", **{name: str(path)})
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as temporary:
-        whole = Path(temporary) / path.name  # one level down: the temporary directory itself is for our eyes only
+        whole = Path(temporary) / path.name  # one level down: the temporary directory itself is private
         whole.mkdir()
         yield whole
         whole.rename(path)
@@ -110,7 +109,7 @@ class Plan:
 
 
 def plan(rows: int, chains: int, faults: Faults) -> Plan:
-    """Share out the rows; `Misuse` if the extra rows leave less than one row per chain."""
+    """Distribute the rows; `Misuse` if the extra rows leave less than one row per chain."""
     poisoned, malformed = round(faults.poisoned * chains), round(faults.malformed * rows)
     room = rows - poisoned - malformed
     if room < chains:

@@ -1,11 +1,11 @@
-"""Readings of devices that number them and reboot, with the truth beside them.
+"""Numbered readings of devices that reboot, with the truth about them.
 
-A device counts its readings from 0, and from 0 again after each reboot. A reading has its own time, which rises, and
-which its copies share; copies come later, others come late, some never. Losses spare nothing: not the last readings
-before a reboot, nor the first ones after it, of which nobody can know. So of the lost ones the truth says which can be
-found: those between two delivered ones of one epoch, and before the first one of the first.
+A device counts its readings from 0, and from 0 again after each reboot. The times of readings rise, and copies share
+them; copies arrive later, some readings arrive late, some never. Readings right before and after a reboot may be lost
+too, which cannot be detected. So the truth says which lost readings can be found: those between two delivered ones of
+one epoch, and those before the first delivered one of the first epoch.
 
-Rows, copies and losses add up as those of chains do (`Plan`). Cost: as there.
+Rows, copies and losses add up as those of chains do (`Plan`). Cost: the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onefold.testing.faults import Faults, Plan, check, plan
 from onefold.testing.traffic import BEGIN_MS, DISTANCE_MAX_MS, SPAN_MAX_MS, Bools, Ints, Made, Truth, spread
 
 EPOCH_MIN: Final = 16
-"""How many readings there are between two reboots at least: shorter ones would say little."""
+"""The least number of readings between two reboots."""
 NOT_THEIRS: Final = ("late_heads", "no_previous", "poisoned", "malformed")
 
 
@@ -61,7 +61,7 @@ class Readings:
 
 
 def _places(lengths: Ints) -> Ints:
-    """Where a reboot may be: the readings that begin another epoch."""
+    """The readings that may begin a new epoch."""
     starts = np.cumsum(lengths) - lengths
     index = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
     rest = np.repeat(lengths, lengths) - index
@@ -69,7 +69,7 @@ def _places(lengths: Ints) -> Ints:
 
 
 def make_readings(readings: Readings) -> Made:
-    """Make readings of devices whose counters restart, with copies and losses; what is true of them is known."""
+    """Make readings of devices whose counters restart, with copies and losses, and the truth about them."""
     rng, faults = np.random.default_rng(readings.seed), readings.faults
     counts = plan(readings.rows, readings.devices, faults)
     lengths = readings._lengths(counts)
@@ -127,7 +127,7 @@ def make_readings(readings: Readings) -> Made:
 
 
 def _findable(begins: Bools, is_device: Bools, lost: Bools) -> tuple[Bools, tuple[Ints, Bools]]:
-    """Which lost readings can be known to be; the delivered ones above them, and of which nothing is below."""
+    """Which lost readings can be found; and the delivered ones above them, with whether none is below."""
     row = np.arange(len(lost))
     starts = np.flatnonzero(begins)
     epoch, since = np.cumsum(begins) - 1, np.maximum.accumulate(np.where(begins, row, 0))

@@ -1,24 +1,22 @@
-"""Faulty traffic from one seed, with the truth beside it.
+"""Faulty traffic from one seed, with the truth about it.
 
-Chains of messages are published (`publish`), sent through the faults (`deliver`), some rows are spoilt (`spoil`), and
-what arrives is one table in arrival order. Because the faults are ours, the right verdict of every row is known and so
-is every gap (`truth`): a judge is right if it says the same (`score`). The same settings make the same traffic, byte
-for byte.
+Chains of messages are published (`publish`), sent through the faults (`deliver`), and some rows are damaged (`spoil`);
+the result is one table in arrival order. As the faults are simulated, the right verdict of every row and every gap are
+known (`truth`), and a judge can be compared with them (`score`). The same settings make the same traffic, byte by byte.
 
 Messages lie in flat arrays, chain after chain, each chain ascending by (timestamp, sequence); so the predecessor of
-message ``i`` is message ``i - 1`` of the same chain. Every chain has its own constant distance, so without faults its
-messages arrive in order. A late message is delayed on top of that; a copy comes some time after the first delivery,
-never before it. So the row that delivers a message is FIRST, each copy of it REPEAT, and all other rows are damage.
+message ``i`` is message ``i - 1`` of the same chain. Every chain has a constant delay, so without faults its messages
+arrive in order. A late message is delayed further; a copy arrives after the first delivery, never before it. So the row
+that delivers a message is FIRST, each copy of it REPEAT, and all other rows are damage.
 
-A damaged row began as a copy of a true one, perhaps of one that was lost; then one thing about it was spoilt. It is
-never the delivery of its message. Spoilt is only what the reason names: a row with a negative number has a whole key
-and a believable arrival, so a judge that looks in another order still gives the same reason. The one exception is a
-timestamp of 2^43 or more, which is also far in the future; there ``number_out_of_range`` comes first, for such a number
-cannot even be compared once it is packed.
+A damaged row is a copy of a message, perhaps of a lost one, with one thing changed. It is never the delivery of its
+message. Only what the reason names is changed: a row with a negative number has a whole key and a plausible arrival, so
+a judge that checks in another order still gives the same reason. The one exception is a timestamp of 2^43 or more,
+which is also far in the future; there ``number_out_of_range`` comes first, since such a number cannot be packed.
 
-A lost message is *known* to be missing once a later one arrives that names its predecessor. So of a chain's lost
-messages, each maximal run that such a message follows is one range ``(lower, upper]``; a run at the end of a chain, or
-in a chain that names nothing, leaves no trace.
+A lost message is *known* to be missing once a later one arrives that names its predecessor. So each maximal run of lost
+messages that is followed by such a message is one range ``(lower, upper]``; a run at the end of a chain, or in a chain
+without previous numbers, leaves no trace.
 
 Cost: about a second per million rows, whatever the number of chains; nothing runs per row in Python.
 """
@@ -63,14 +61,14 @@ FAR_MS: Final = 7_258_118_400_000
 """2200-01-01. Not later: past the year 2248 a number is out of range before it is a jump too far."""
 YEAR_MS: Final = 31_536_000_000
 TEXTS: Final = ("abc", "12.5", "")
-"""Numbers that are none; the second is one that a careless cast makes 12."""
+"""Invalid numbers; a careless cast turns the second into 12."""
 KEY_FIELDS: Final = tuple(pa.field(name, pa.int32() if name == "partition" else pa.string()) for name in KEY)
 PAYLOAD_CHARS: Final = 40
 _HEX: Final = np.array([f"{byte:02x}" for byte in range(256)], "S2").view(np.uint16)
 DISTANCE_MAX_MS: Final = 100
-"""From any publisher to us: within one continent."""
+"""Delay from any publisher: within one continent."""
 SPAN_MAX_MS: Final = 200_000_000_000
-"""Six years: the most that ``rows * interval_ms`` may be, so that the far future stays far."""
+"""Six years: the limit of ``rows * interval_ms``, so that the far future stays far."""
 Format: TypeAlias = Literal["parquet", "jsonl"]
 FILE_COUNT_MAX: Final = 10_000
 LINES_AT_ONCE: Final = 100_000
@@ -84,11 +82,11 @@ class TrafficMessages:
     """Per chain: the index of its first message."""
     lengths: Ints
     chain: Ints
-    """Per message, as all that follow: the index of its chain."""
+    """Per message, like all below: the index of its chain."""
     timestamp: Ints
     sequence: Ints
     names_previous: Bools
-    """False for the first of a chain, and all through a best-effort chain."""
+    """False for the first message of a chain, and for all of a best-effort chain."""
 
     def __len__(self) -> int:
         return len(self.chain)
@@ -135,7 +133,7 @@ def spread(rng: np.random.Generator, messages: int, chains: int, skew: float) ->
 
 
 def key_columns(chains: int, chain: Ints, nulls: Mapping[str, Bools] | None = None) -> list[pa.Array]:
-    """The four key columns for rows of these chains, of which neighbours differ in one column only."""
+    """The four key columns for rows of these chains; neighbouring chains differ in one column only."""
     rest, chain_id = np.divmod(np.arange(chains), len(CHAIN_IDS))
     rest, partition = np.divmod(rest, PARTITION_COUNT)
     side = math.isqrt(int(rest[-1])) + 1
@@ -156,7 +154,7 @@ def key_columns(chains: int, chain: Ints, nulls: Mapping[str, Bools] | None = No
 
 
 class TrafficPart(IntEnum):
-    """Why a row is there; its code wherever parts travel in columns."""
+    """Why a row exists; the value is its code in columns."""
 
     ORIGINAL = 0
     COPY = 1
@@ -182,7 +180,7 @@ REJECTIONS: Final[Mapping[TrafficPart, Answer]] = {
     TrafficPart.BIG_TIMESTAMP: rules.NUMBER_OUT_OF_RANGE,
     TrafficPart.TEXT_NUMBER: rules.BAD_NUMBER,
 }
-"""The parts that are damage, and the one answer to each."""
+"""The kinds of damage, with the answer to each."""
 
 KINDS: Final = tuple(part for part in REJECTIONS if part is not TrafficPart.POISONED)
 
@@ -190,7 +188,7 @@ KINDS: Final = tuple(part for part in REJECTIONS if part is not TrafficPart.POIS
 def spoil(
     rng: np.random.Generator, numbers: dict[str, Ints], nulls: dict[str, Bools], part: npt.NDArray[np.int8]
 ) -> dict[str, tuple[Ints, npt.NDArray[np.str_]]]:
-    """Damage every row as its part says; returns per number column the rows where it holds text, and which."""
+    """Damage every row according to its part; returns per number column the rows that hold text, and the texts."""
     texts = {}
     damaged = np.flatnonzero(part > TrafficPart.COPY)
     for kind in REJECTIONS:
@@ -245,7 +243,7 @@ def payloads(seed: int, ids: Ints) -> pa.Array:
 
 
 def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """SplitMix64: neighbours come out as strangers. Products wrap, as they should: these are arrays, not scalars."""
+    """SplitMix64, which turns similar words into unrelated ones. Products wrap without a warning in arrays."""
     words = words * np.uint64(0x9E3779B97F4A7C15)
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -255,9 +253,9 @@ def _mixed(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def deliver(
     rng: np.random.Generator, messages: TrafficMessages, plan: Plan, faults: Faults, *, text_numbers: bool
 ) -> tuple[Ints, Ints, npt.NDArray[np.int8], Bools]:
-    """Rows in arrival order: the message each comes from, when it arrives, its part; and per message: is it lost?"""
+    """Rows in arrival order: message, arrival and part of each; and per message whether it is lost."""
     count, starts, chain = len(messages), messages.starts, messages.chain
-    # When each would arrive first, were none lost.
+    # The first arrival of each message if none were lost.
     on_time = messages.timestamp + rng.integers(1, DISTANCE_MAX_MS, len(starts), endpoint=True)[chain]
     late = np.flatnonzero(rng.random(count) < faults.reorder)
     latest = on_time[late] + faults.reorder_ms
@@ -266,7 +264,7 @@ def deliver(
     earliest = np.where(follows, np.minimum(on_time[successor] + 1, latest), on_time[late])
     arrival = on_time.copy()
     arrival[late] = rng.integers(earliest, latest, endpoint=True)
-    # First messages that arrive after their successors; the losses spare both.
+    # First messages that arrive after their successors; both are never lost.
     able = np.flatnonzero(messages.lengths > 1)
     head_count = min(round(faults.late_heads * len(starts)), len(able), plan.originals - len(starts))
     heads = starts[rng.choice(able, head_count, replace=False)]
@@ -303,7 +301,7 @@ def deliver(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Truth:
-    """What is so, whatever a judge may say."""
+    """The right answers."""
 
     rows: pa.Table
     """Per row, by ``offset``: ``verdict``; ``reason`` and the kind of ``damage``, null unless it is a REJECT."""
@@ -313,11 +311,11 @@ class Truth:
     """The ranges known to be missing: key, ``lower_*`` (the last delivered below; null at the start of a chain) and
     ``upper_*`` (the last lost one), both a timestamp and a sequence."""
     reboots: pa.Table | None = None
-    """Of readings: where counters began anew, and with which reading."""
+    """For readings: the first reading after each reboot."""
 
 
 def truth(messages: TrafficMessages, part: npt.NDArray[np.int8], lost: Bools) -> Truth:
-    """What a plain set with endless memory would say of each row, and what can be known to be missing."""
+    """The verdicts of a set with unlimited memory, and the ranges that can be known to be missing."""
     delivers = {TrafficPart.ORIGINAL: Verdict.FIRST, TrafficPart.COPY: Verdict.REPEAT}
     texts = {
         "verdict": [str(delivers.get(p, Verdict.REJECT)) for p in TrafficPart],
@@ -386,11 +384,11 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """The messages as a table, and what is true of them; `write` puts both into a folder."""
+    """The messages as a table, and the truth about them; `write` puts both into a folder."""
 
     traffic: Traffic | Readings
     messages: pa.Table
-    """In arrival order; ``offset`` is the row's place in it."""
+    """In arrival order; ``offset`` is the row's index."""
     truth: Truth
 
     @property
@@ -443,7 +441,7 @@ def make(traffic: Traffic) -> Made:
 
 
 class Delivered(Protocol):
-    """Traffic of any kind, and the truth about it."""
+    """Traffic of any kind, with the truth about it."""
 
     @property
     def settings(self) -> Any: ...
@@ -454,7 +452,7 @@ class Delivered(Protocol):
 
 
 def write(made: Delivered, path: str | Path, format: Format = "parquet", files: int = 1) -> None:
-    """Write traffic and truth below ``path``, which must not exist or be empty: whole, or not at all.
+    """Write traffic and truth below ``path``, which must not exist or be empty, completely or not at all.
 
     path/messages/part-00000.parquet ...   or .jsonl, one object per line; in arrival order over all files
     path/truth/rows.parquet  traffic.json  and of chains and devices  lost.parquet  missing.parquet  (reboots.parquet)
@@ -480,10 +478,10 @@ def write(made: Delivered, path: str | Path, format: Format = "parquet", files: 
 
 
 def write_jsonl(table: pa.Table, file: Path) -> None:
-    """An object per line. Nothing is escaped: traffic makes no quote, backslash or control character."""
+    """One object per line. Needs no escaping: traffic has no quotes, backslashes or control characters."""
     with file.open("wb") as out:
         for batch in table.to_batches(max_chunksize=LINES_AT_ONCE):
-            pieces: list[pa.Array | str] = []  # texts that are the same for all lines, and columns
+            pieces: list[pa.Array | str] = []  # constant texts, and columns
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 if pa.types.is_timestamp(column.type):
                     column = pc.strftime(column, "%Y-%m-%dT%H:%M:%SZ")
@@ -497,13 +495,13 @@ def write_jsonl(table: pa.Table, file: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """How far a run is from the truth; all zeros and equal ranges is perfect."""
+    """How far a run is from the truth; perfect if all counts of errors are 0 and all ranges are found."""
 
     rows: int
     counted_twice: int
-    """Copies that were called FIRST."""
+    """Copies judged FIRST."""
     lost: int
-    """New messages that were called something else."""
+    """New messages not judged FIRST."""
     accepted: int
     """Damaged rows that were not rejected."""
     ranges: int
@@ -513,13 +511,13 @@ class Score:
 
     @property
     def perfect(self) -> bool:
-        """Nothing counted twice, lost, let in or invented, and every missing range was found."""
+        """Whether nothing is counted twice, lost, accepted or invented, and every missing range is found."""
         wrong = self.counted_twice + self.lost + self.accepted + self.ranges_invented
         return wrong == 0 and self.ranges_found == self.ranges
 
 
 def score(run: Path, truth: Path) -> Score:
-    """Compare a run's folder (strategy drop) with the truth that `write` left beside the traffic, by ``offset``."""
+    """Compare a run's folder (strategy drop) with the truth that `write` wrote, by ``offset``."""
     rows = pq.read_table(truth / "rows.parquet", columns=["offset", "verdict"])
     verdicts = np.full(rows.num_rows, "", dtype="U6")
     for verdict, folder in zip(Verdict, ("firsts", "repeats", "unsure", "rejects"), strict=True):

@@ -99,6 +99,13 @@ def test_no_command_repeats_the_password_of_a_store(said, store):
     assert "open-sesame" not in out + err
 
 
+def test_a_password_is_hidden_however_long_it_is():
+    assert (
+        without_logins(f"at http://{'u' * 300}:{'p' * 5_000}@h/x, later")
+        == f"at http://{'u' * 300}:(hidden)@h/x, later"
+    )
+
+
 def test_an_address_without_a_password_stays_as_it_is():
     for text in ("http://host:80/a@b", "ws://h:1/topics/t/ws?name=a@b:c", "mail me@host: now", "redis://me@host:1"):
         assert without_logins(text) == text

@@ -155,7 +155,7 @@ def test_a_full_queue_is_busy_and_ends_the_session(tmp_path):
             others[0].start()
             assert disk.held.wait(60)
             others[1].start()
-            server.wait_for("onefold_queued_bytes", 1_103)
+            server.wait_for("onefold_queued_bytes", 1_102)
             busy = server.publish("t", "s", (0, "x" * 900))
             assert (busy.status, busy.headers["retry-after"]) == (429, "1")
             socket.send(1, (0, b"x" * 900))

@@ -88,7 +88,7 @@ def test_ids_are_own_for_all_messages_or_for_none(topics, own_first):
     ids = (3, None) if own_first else (None, 3)
     with Producer("t", at=topics) as producer:
         producer.send(b"a", ids[0])
-        with pytest.raises(Misuse, match="all messages of a producer carry their own, or none"):
+        with pytest.raises(Misuse, match="give one with every message of a producer, or with none"):
             producer.send(b"b", ids[1])
         assert len(stored(topics)) == 1
 

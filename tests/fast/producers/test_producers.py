@@ -6,7 +6,7 @@ import pytest
 
 from onefold import Answer, Sequences, Verdict
 from onefold.errors import BadInput, Busy, Misuse
-from onefold.producers import ANSWERS, RULES, Kind, SequenceEntry
+from onefold.producers import ANSWERS, NO_DIGEST, RULES, Kind, SequenceEntry
 
 MEMORIES = pytest.mark.parametrize("memory", ["highest", "gaps"])
 
@@ -105,6 +105,15 @@ def test_the_same_sequence_with_another_payload_is_a_conflict(memory):
     assert s.push("p", 2, high=5, digests=[12, 99, 1, 1]) == ("REJECT", "conflict")
     assert s.push("p", 2, high=5, digests=[12, 13, 1, 1]).parts == ((4, 5),)
     assert s.push("p", 3).verdict == "REPEAT"
+
+
+@MEMORIES
+def test_a_payload_that_nobody_looked_at_is_no_conflict(memory):
+    s = Sequences(memory)
+    s.push("p", 0, high=2, digests=[10, NO_DIGEST, 12])
+    s.persist("p", 0, digests=[10, NO_DIGEST, 12])
+    assert s.push("p", 0, high=2, digests=[NO_DIGEST, 11, 12]).verdict == "REPEAT"
+    assert s.push("p", 0, high=2, digests=[NO_DIGEST, 11, 13]) == ("REJECT", "conflict")
 
 
 def test_digests_may_be_switched_off():

@@ -1,6 +1,7 @@
 """`onefold publish`, as a user runs it."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -143,6 +144,32 @@ def test_following_it_is_ended_by_ctrl_c_and_says_that_it_can_go_on(folder):
     assert re.fullmatch("onefold: interrupted: [23] lines known to be stored; starting it again goes on\n", err)
     assert publish(folder, "f", "--topic", "t").returncode == 0
     assert payloads(folder / "onefold-log" / "t") == [b"one", b"", b"three lines"]
+
+
+def test_a_followed_file_that_is_renamed_is_published_to_its_end_before_it_stops(folder):
+    words = [*COMMAND, "f", "--topic", "t", "--follow"]
+    with Topics(folder / "onefold-log") as topics:
+        topics.topic("t")
+    reader = LogReader(folder / "onefold-log" / "t")
+    with (
+        subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True) as process,
+        (folder / "f").open("ab") as file,
+    ):
+        try:
+            wait_for(lambda: reader.end == 3)
+            os.kill(process.pid, signal.SIGSTOP)
+            (folder / "f").rename(folder / "g")
+            file.write(b" lines\nfour\n")
+            file.flush()
+            os.kill(process.pid, signal.SIGCONT)
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, err) == (
+        2,
+        "onefold: f: is another file now; the old one is published up to byte 22\n",
+    )
+    assert payloads(folder / "onefold-log" / "t") == [b"one", b"", b"three lines", b"four"]
 
 
 def wait_for(condition):

@@ -1,23 +1,23 @@
-"""The folder of a log: the files in it, and the few things that it asks of a file system.
+"""The folder of a log: its files, and the file system operations it needs.
 
-    00000000000000000000.log     a segment, named after the first offset in it; frames from byte 0
-    00000000000000000000.index   where to begin reading in it (a cache)
+    00000000000000000000.log     a segment, named after its first offset; frames from byte 0
+    00000000000000000000.index   positions to begin reading in it (a cache)
     snapshots/                   one file per snapshot, named after its position
-    torn/                        what recovery cut off: bytes of a group that was never acknowledged
+    torn/                        bytes cut off by recovery, of groups that were never acknowledged
     durable                      the mark: the next offset, written after each sync; readers go no further
-    start                        where the log begins: the first offset that retention has left
+    start                        the first offset that retention has left
     lock                         held by the one writer
 
-The mark is not synced: after a power cut it may be older than the truth or torn (it has a crc), but never ahead of it.
-So the writer takes it as a lower bound only: a log that ends before its mark has lost what it had acknowledged. The
-start is synced before anything is removed: a log that begins behind it has lost its beginning. Logs of before there was
-such a file get one when they are opened for writing; until then nobody can tell whether their beginning was removed.
+The mark is not synced: after a power cut it may be outdated or torn (it has a crc), but never too high. So the writer
+uses it as a lower bound: a log that ends before its mark has lost acknowledged records. The start is synced before
+anything is removed: a log that begins after it has lost its beginning. Logs from before this file existed get one when
+they are opened for writing; until then nothing shows whether their beginning was removed.
 
-`Files` is the door to the disk: behind it stands the machine's own, or in tests one that loses power.
+`Files` is the file system; tests use one that loses power.
 
-    write                         in the page cache, and nowhere else, until ``sync`` has returned
+    write                         in the page cache only, until ``sync`` has returned
     new file, rename, unlink      durable only after ``sync_folder`` of the folder
-    make_folder                   the exception: durable when it returns, with every parent that it had to make
+    make_folder                   the exception: durable when it returns, with every parent that it made
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from onefold.producers.rules import SequencesSnapshot
 
 
 class File:
-    """A file that is open for writing; its errors are the `OSError` of the machine."""
+    """A file that is open for writing; errors are `OSError`."""
 
     __slots__ = ("_fd",)
 
@@ -43,7 +43,7 @@ class File:
         self._fd = fd
 
     def write(self, data: bytes, at: int) -> None:
-        """Write all of ``data`` at a position; beyond the end the file grows."""
+        """Write all of ``data`` at a position; the file grows as needed."""
         done = os.pwrite(self._fd, data, at)
         while done < len(data):  # a signal, a disk that is nearly full
             more = os.pwrite(self._fd, memoryview(data)[done:], at + done)
@@ -52,9 +52,9 @@ class File:
             done += more
 
     def sync(self) -> None:
-        """Make all that was written durable, with the size and without the times.
+        """Make all writes durable, with the file size but without its times.
 
-        After an error nothing is known of what was written since the last.
+        After an error the state of the writes since the last sync is unknown.
         """
         os.fdatasync(self._fd)
 
@@ -69,16 +69,16 @@ class File:
 
 
 class Files:
-    """The machine's own file system; tests put one that loses power in its place."""
+    """The file system of the machine; tests replace it by one that loses power."""
 
     __slots__ = ()
 
     def open(self, path: str, *, new: bool = False) -> File:
-        """Open for writing; ``new``: make it if it is not there."""
+        """Open for writing; ``new``: create the file if it does not exist."""
         return File(os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if new else 0), 0o666))
 
     def lock(self, path: str) -> File:
-        """Open a file and hold its lock until it is closed or the process ends; `BlockingIOError`: another holds it."""
+        """Lock a file until it is closed or the process ends; `BlockingIOError` if another process holds the lock."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,31 +105,31 @@ class Files:
         return os.stat(path).st_size
 
     def list(self, folder: str) -> list[str]:
-        """The names in a folder, ascending; none if it is not there."""
+        """The names in a folder, ascending; none if it does not exist."""
         try:
             return sorted(os.listdir(folder))
         except FileNotFoundError:
             return []
 
     def make_folder(self, path: str) -> None:
-        """Make a folder, parents first, each synced into its own parent; also one that is there: its maker may have
-        been killed."""
+        """Make a folder, parents first, and sync it into its parent, even if it exists: its maker may have been killed
+        before the sync."""
         parent = os.path.dirname(os.path.abspath(path))
         if os.path.isdir(path):
-            with suppress(PermissionError):  # a parent that we may not look into is not of our making
+            with suppress(PermissionError):  # a parent that we may not read was not made by us
                 self.sync_folder(parent)
             return
         self.make_folder(parent)
-        with suppress(FileExistsError):  # another was faster; a file in its place is found by whoever goes in
+        with suppress(FileExistsError):  # made meanwhile; if it is a file, using it as a folder fails
             os.mkdir(path)
         self.sync_folder(parent)
 
     def rename(self, old: str, new: str) -> None:
-        """Put a file in the place of another, or of none."""
+        """Rename a file, replacing ``new`` if it exists."""
         os.replace(old, new)
 
     def unlink(self, path: str) -> None:
-        """Remove the name; who has the file open goes on reading it."""
+        """Remove the name; processes that have the file open can still read it."""
         os.unlink(path)
 
     def sync_folder(self, path: str) -> None:
@@ -150,7 +150,7 @@ _PART = ".part"
 
 
 def name(number: int, kind: str) -> str:
-    """The name of a file that is about an offset: of one width, so that names sort as numbers do."""
+    """The name of a file for an offset, of fixed width, so that names sort like numbers."""
     return f"{number:020d}{kind}"
 
 
@@ -159,14 +159,14 @@ def segment(folder: str, base: int, kind: str = SEGMENT) -> str:
 
 
 def numbers(files: Files, folder: str, kind: str) -> list[int]:
-    """The offsets that the files of one kind are named after, ascending; other files are not ours."""
+    """The offsets in the names of the files of one kind, ascending; other files are ignored."""
     cut = -len(kind)
     names = files.list(folder)
     return [int(n[:cut]) for n in names if len(n) == 20 - cut and n.endswith(kind) and n[:cut].isdecimal()]
 
 
 def pack_mark(offset: int) -> bytes:
-    """The mark as it is written: 8 bytes, and 4 that tell a whole one from one torn between two values."""
+    """The mark as bytes: 8 for the offset, 4 for a crc that detects torn writes."""
     data = offset.to_bytes(8, "little")
     return data + crc32(data).to_bytes(4, "little")
 
@@ -183,7 +183,7 @@ def write_file(files: Files, path: str, data: bytes) -> None:
 
 
 def replace_file(files: Files, path: str, data: bytes) -> None:
-    """Write a file beside its place, sync it, and put it there; that is durable after ``sync_folder``."""
+    """Replace a file atomically: write beside it, sync, rename; durable after ``sync_folder``."""
     part = path + _PART
     try:
         write_file(files, part, data)
@@ -200,7 +200,7 @@ def write_start(files: Files, folder: str, offset: int) -> None:
 
 
 def read_mark(files: Files, folder: str, file: str = MARK) -> int | None:
-    """How far the log is known to be durable; None if the mark is missing or torn."""
+    """The offset in the mark (or in ``file``); None if it is missing or torn."""
     try:
         data = files.read(f"{folder}/{file}", 0, 12)
     except FileNotFoundError:
@@ -247,12 +247,12 @@ def unpack(data: bytes) -> SequencesSnapshot | None:
 
 
 class Snapshots:
-    """The snapshots of one log: whole or not there, the newest few.
+    """The newest few snapshots of one log, replaced atomically.
 
         magic "OFS1" | crc32 of all that follows | position | length of the state | state
 
-    One is written beside its place, synced and renamed, and the folder is synced. If the crc finds damage, the next
-    older one is taken; therefore more than one is kept, and no record that the older one needs is ever removed.
+    If the crc finds damage, the next older snapshot is used; so more than one is kept, and no record that the oldest
+    needs is ever removed.
     """
 
     def __init__(self, files: Files, folder: str, count: int) -> None:
@@ -283,17 +283,17 @@ class Snapshots:
         return next(filter(None, map(self.get, reversed(self.positions()))), None)
 
     def safe_position(self) -> int:
-        """The records below it are not needed even if all kept snapshots but the oldest get lost; 0: all are needed."""
+        """Records below it are not needed even if all kept snapshots but the oldest are lost; 0: all are needed."""
         whole = [position for position in self.positions()[-self._count :] if self.get(position) is not None]
         if len(whole) < self._count:
             return 0
         with failing(self._folder):
-            # A writer that was killed between a rename and its sync left a name that only this machine's memory has.
+            # A writer killed between a rename and its sync left a name that is not durable yet.
             self._files.sync_folder(self._folder)
         return whole[0]
 
     def save(self, snapshot: SequencesSnapshot) -> None:
-        """Durable when it returns; then the oldest beyond the kept number are removed."""
+        """Save durably, then remove the oldest beyond the kept number."""
         path = self._path(snapshot.position)
         with failing(path):
             replaces = snapshot.position in self.positions()
@@ -301,13 +301,13 @@ class Snapshots:
             try:
                 self._files.sync_folder(self._folder)
             except OSError:
-                # A power cut may take it back, so nothing may rely on it: neither retention nor the removal of older
-                # ones. In the place of another it stays: one of the two is there in any case.
+                # A power cut may undo the rename, so neither retention nor the removal of older ones may rely on it.
+                # If it replaced another snapshot it stays: one of the two exists in any case.
                 if not replaces:
                     with suppress(OSError):
                         self._files.unlink(path)
                 raise
-        with suppress(OSError):  # nor does it matter whether this is durable: an old snapshot too many does no harm
+        with suppress(OSError):  # need not be durable: an extra old snapshot does no harm
             for position in self.positions()[: -self._count]:
                 self._files.unlink(self._path(position))
 

@@ -1,20 +1,19 @@
-"""Records as bytes: frames that can be told from anything else, and only in their own place.
+"""The frames of a log: records as bytes that are valid only at their own position.
 
     magic "OFL1" | length | offset | time | epoch | group | count | kind | 0 | name length | crc
     | name (UTF-8) | sequences | lengths | digests | payloads
 
-Little endian, 42 bytes of header. A frame holds up to 128 records that follow each other in the log and have kind,
-producer and epoch in common: what a producer sends together costs one header. ``length`` counts the whole frame, so it
-is never 0 and zeros are never a record. ``group`` is how many bytes of its commit group lie before this frame: a frame
-that begins another group than a bad one before it proves that the bad one was once durable, because a group is written
-only after the one before it was synced.
+Little endian, 42 bytes of header. A frame holds up to 128 consecutive records of one kind, producer and epoch, so a
+batch of a producer costs one header. ``length`` counts the whole frame, so it is never 0 and zeros are never a frame.
+``group`` counts the bytes of the commit group before this frame. A frame of a later group after a bad frame proves that
+the bad one was durable, because a group is written only after the one before it was synced.
 
-The crc covers all before the payloads and begins with a number made of the place (segment and position). So a frame
-that was copied elsewhere, by a stray block of an old file or as the payload of a message, is no frame there. A digest
-is the crc32 of its payload.
+The crc covers everything before the payloads, seeded with the place (segment and position). So a frame that was copied
+elsewhere, as a stray block of an old file or as the payload of a message, is not valid there. A digest is the crc32 of
+its payload.
 
-A frame that is not right is either the torn end of a group that was being written when the power went, or damage to
-what was once durable. Both look alike; what lies behind them does not: see `was_durable`.
+A bad frame is either the torn end of a group that was being written when the power failed, or damage to durable data.
+They differ only in what follows them: see `was_durable`.
 
 Cost: half a microsecond to encode a record of many, one to decode it; payloads are copied once.
 """
@@ -38,20 +37,20 @@ HEADER = struct.Struct("<4sIQqIIHBBHI")
 HEADER_BYTES = HEADER.size
 NAME_BYTES_MAX = 0xFFFF
 COUNT_MAX = 128
-"""Records in a frame: damage to one byte costs no more than so many."""
+"""Records in a frame at most: damage to one byte costs no more records."""
 TABLE_BYTES = 16
 """A record's sequence, length and digest."""
 HEAD_BYTES_MAX = HEADER_BYTES + NAME_BYTES_MAX + TABLE_BYTES * COUNT_MAX
-"""All that the crc of a frame covers, at most."""
+"""Bytes that the crc of a frame covers at most."""
 
 _HEAD = struct.Struct("<4sIQqIIHBBH")  # all but the crc
 _CRC = struct.Struct("<I")
 _TABLES = tuple(struct.Struct(f"<{n}q{2 * n}I") for n in range(COUNT_MAX + 1))  # sequences, lengths, digests
 _MASK = 0xFFFF_FFFF
 _SPREAD = 0x9E37_79B1  # 2^32 / golden ratio: neighbouring segments get seeds far apart
-_UNKEEPABLE = (struct.error, ValueError, TypeError, AttributeError)
+_INVALID = (struct.error, ValueError, TypeError, AttributeError)
 
-_record: Callable[[Iterable[object]], LogRecord] = partial(tuple.__new__, LogRecord)  # as Record(*columns), but faster
+_record: Callable[[Iterable[object]], LogRecord] = partial(tuple.__new__, LogRecord)  # LogRecord(*columns), but faster
 
 
 class Header(NamedTuple):
@@ -61,7 +60,7 @@ class Header(NamedTuple):
 
 
 def encode(drafts: Sequence[Draft], offset: int, time_ms: int, base: int, position: int) -> bytes:
-    """One commit group, for ``position`` of the segment ``base``; a draft that cannot be kept as it is: `Misuse`."""
+    """One commit group for ``position`` of the segment ``base``; `Misuse` for an invalid draft."""
     parts: list[bytes] = []
     seed, group = _seed(base, position), 0
     runs: Iterable[Sequence[Draft]] = [drafts]
@@ -71,7 +70,7 @@ def encode(drafts: Sequence[Draft], offset: int, time_ms: int, base: int, positi
     for run in runs:
         try:
             size = _frame(run, offset, time_ms, seed, group, parts)
-        except _UNKEEPABLE as error:
+        except _INVALID as error:
             raise Misuse(f"a log cannot keep {_culprit(run)[:5]!r}: {error}", drafts=len(drafts)) from error
         offset, group = offset + len(run), group + size
     return b"".join(parts)
@@ -98,11 +97,11 @@ def _frame(run: Sequence[Draft], offset: int, time_ms: int, seed: int, group: in
 
 
 def _culprit(run: Sequence[Draft]) -> Draft:
-    """The first draft that cannot be kept, not even alone."""
+    """The first draft that cannot be encoded."""
     for draft in run:
         try:
             _frame([draft], 0, 0, 0, 0, [])
-        except _UNKEEPABLE:
+        except _INVALID:
             return draft
     return run[0]
 
@@ -110,8 +109,8 @@ def _culprit(run: Sequence[Draft]) -> Draft:
 def decode(data: bytes, position: int, base: int, offset: int, end: int) -> tuple[list[LogRecord], int]:
     """The records from ``offset`` up to ``end`` that ``data`` begins with, and the index in it where they stop.
 
-    ``data`` lies at ``position`` of the segment ``base``. It stops early at a frame that is not whole or not right; why
-    is for the caller to find out, with `header` and with more data.
+    ``data`` lies at ``position`` of the segment ``base``. It stops at an incomplete or bad frame; the caller finds out
+    which, with `header` and with more data.
     """
     records: list[LogRecord] = []
     add, unpack, one, new = records.append, HEADER.unpack_from, _TABLES[1].unpack_from, tuple.__new__
@@ -129,7 +128,7 @@ def decode(data: bytes, position: int, base: int, offset: int, end: int) -> tupl
         if (name := data[start:table]) != last:
             try:
                 last, producer = name, name.decode()
-            except UnicodeDecodeError:  # no writer of ours wrote it
+            except UnicodeDecodeError:  # not written by us
                 break
         if count == 1:
             sequence, room, digest = one(data, table)
@@ -151,7 +150,7 @@ def decode(data: bytes, position: int, base: int, offset: int, end: int) -> tupl
 def _many(
     data: bytes, table: int, body: int, stop: int, count: int, same: tuple[int, int, int, str, int]
 ) -> Iterator[LogRecord] | None:
-    """The records of a frame, whose table and payloads begin there; None if a payload is not right."""
+    """The records of a frame from its table and payloads; None if a digest is wrong."""
     numbers = _TABLES[count].unpack_from(data, table)
     sequences, lengths, digests = numbers[:count], numbers[count : 2 * count], numbers[2 * count :]
     borders = list(accumulate(lengths, initial=body))
@@ -165,7 +164,7 @@ def _many(
 
 
 def header(data: bytes, at: int, position: int, base: int) -> Header | None:
-    """The header at index ``at`` of ``data`` (which lies at ``position``), if it is one; payloads are not looked at."""
+    """The valid header at index ``at`` of ``data`` (which lies at ``position``), or None; ignores the payloads."""
     start = at + HEADER_BYTES
     if len(data) < start:
         return None
@@ -184,18 +183,18 @@ def _seed(base: int, position: int) -> int:
 
 
 CHUNK_BYTES = 256 * 1024
-"""Read at once: a thousand records or more, so that opening the file does not matter, and no more memory than that."""
+"""Read at once: a thousand records or more, so that opening the file costs little, in bounded memory."""
 
 END = 2**63
-"""An offset that no log reaches: as far as there are frames."""
+"""An offset that no log reaches: read to the last frame."""
 
 
 def walk(
     files: Files, path: str, base: int, position: int, offset: int, end: int
 ) -> Iterator[tuple[list[LogRecord], int]]:
-    """The records from ``offset``, which lies at ``position``, up to ``end``: some at a time, with the position behind.
+    """The records from ``offset`` (at ``position``) up to ``end``, in parts, each with the position after it.
 
-    Stops before ``end`` where the segment ends or where a frame is not right: the caller sees how far it came.
+    Stops early at the end of the segment or at a bad frame; the caller sees how far it came.
     """
     want = CHUNK_BYTES
     while offset < end:
@@ -216,7 +215,7 @@ def walk(
 
 
 def headers(files: Files, path: str, base: int, position: int) -> Iterator[tuple[int, Header]]:
-    """All true headers at or behind a position, with their positions, whatever lies between them."""
+    """All valid headers from a position on, with their positions, whatever lies between them."""
     while True:
         data = files.read(path, position, CHUNK_BYTES + HEAD_BYTES_MAX)
         at = -1
@@ -229,5 +228,5 @@ def headers(files: Files, path: str, base: int, position: int) -> Iterator[tuple
 
 
 def was_durable(files: Files, path: str, base: int, position: int) -> bool:
-    """Is there proof, behind it, that a bad place was once durable? A true header of a later group proves it."""
+    """Whether a bad frame at ``position`` was once durable: proved by a valid header of a later group after it."""
     return any(at - head.group > position for at, head in headers(files, path, base, position + 1))

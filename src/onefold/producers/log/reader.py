@@ -1,12 +1,12 @@
-"""Reading a log, from any process, while another writes it: by offset, by time, in parts.
+"""Read a log, from any process, while another writes it: by offset, by time, in parts.
 
-A reader goes as far as the writer's mark and no further, so it never sees a record that a power cut could take back. It
-holds nothing open: a segment that is filled up or removed by retention meanwhile is noticed when it is next read.
+A reader stops at the writer's mark, so it never sees a record that a power cut could undo. It keeps nothing open: a
+segment that is filled or removed by retention meanwhile is noticed at the next read.
 
-Where to begin in a segment says its index, a sparse list that can be lost: an entry for about every 64 KiB, one with
-each snapshot, and one at the very end when the segment is full. Its file is never synced, each entry has its own crc,
-and a reader that finds no frame where an entry points falls back to the segment's beginning: an index can make reading
-slow, but never wrong.
+The index of a segment says where to begin reading: a sparse list with an entry about every 64 KiB, one with each
+snapshot, and one at the end of a full segment. It is only a cache: its file is never synced, each entry has its own
+crc, and a reader that finds no frame where an entry points starts from the segment's beginning. A bad index makes
+reading slow, never wrong.
 
 Cost: about 2 us a record; finding an offset decodes at most the 64 KiB between two entries of the index.
 """
@@ -30,7 +30,7 @@ from onefold.producers.log.frames import END, walk
 from onefold.producers.ports import LogRecord
 
 SPACING_BYTES = 64 * 1024
-"""A read by offset decodes at most this much for nothing: about a millisecond. (Kafka: 4 KiB, but compiled.)"""
+"""A read by offset decodes at most this much in vain: about a millisecond. (Kafka: 4 KiB, but compiled.)"""
 
 NEVER = -(2**63)
 """Older than any record."""
@@ -39,7 +39,7 @@ _ENTRY = struct.Struct("<QQqI")
 
 
 class IndexEntry(NamedTuple):
-    """The frames before ``position`` end with the offset before ``offset``; none of them is newer than ``latest``."""
+    """``offset`` begins at ``position``; no record before it in the segment is newer than ``latest``."""
 
     offset: int
     position: int
@@ -47,7 +47,7 @@ class IndexEntry(NamedTuple):
 
 
 def load(files: Files, path: str, base: int) -> list[IndexEntry]:
-    """The entries that are whole and in order, with the one that every segment has: its beginning."""
+    """The valid entries, after one for the beginning of the segment."""
     entries = [IndexEntry(base, 0, NEVER)]
     try:
         data = files.read(path)
@@ -72,7 +72,7 @@ def before(entries: Sequence[IndexEntry], offset: int) -> IndexEntry:
 
 
 def extend(files: Files, path: str, base: int, entries: list[IndexEntry], end: int = END) -> tuple[IndexEntry, int]:
-    """Add entries for the frames behind the last one; where these end, and where the last part that was read begins."""
+    """Add entries for the frames after the last one; returns their end, and where the last part read begins."""
     offset, position, latest = entries[-1]
     began = position
     for records, stop in walk(files, path, base, position, offset, end):
@@ -84,7 +84,7 @@ def extend(files: Files, path: str, base: int, entries: list[IndexEntry], end: i
 
 
 class IndexWriter:
-    """The index of the segment that is being written. It never fails: what cannot be written is not in the cache."""
+    """The index of the segment being written. It never fails: entries that cannot be written are left out."""
 
     def __init__(self, files: Files, path: str, entries: list[IndexEntry]) -> None:
         self._files = files
@@ -121,7 +121,7 @@ class LogReader:
     def __init__(
         self, path: str | os.PathLike[str], *, files: Files = disk.REAL, durable: Callable[[], int] | None = None
     ) -> None:
-        """Look at the log in ``path``; ``durable`` says how far it may be read, by default the writer's mark does."""
+        """Read the log in ``path``; ``durable`` returns how far it may be read, by default up to the writer's mark."""
         self._folder = os.fspath(path)
         self._files = files
         self._durable = durable
@@ -146,7 +146,7 @@ class LogReader:
         if self._durable is not None:
             return self._durable()
         with disk.failing(self._folder):
-            for _ in range(3):  # a mark is twelve bytes: one that is read while it is written is whole the next time
+            for _ in range(3):  # a mark read during a write is whole at the next try
                 if (mark := disk.read_mark(self._files, self._folder)) is not None:
                     return mark
         path = f"{self._folder}/{disk.MARK}"
@@ -154,15 +154,15 @@ class LogReader:
         raise Damaged(f"{path}: {why}", path=path, position=0)
 
     def read(self, start: int, end: int | None = None) -> Iterator[LogRecord]:
-        """The records from ``start`` up to, not including, ``end`` (None: all that are durable now)."""
+        """The records of ``[start, end)`` (None: all that are durable now)."""
         return chain.from_iterable(self.batches(start, end))
 
     def batches(self, start: int, end: int | None = None) -> Iterator[list[LogRecord]]:
-        """The same records, as they come off the disk: some hundred or thousand at a time."""
+        """The same records as lists, as they are read: some hundred or thousand at a time."""
         return self._batches(start, self._check(start, end))
 
     def _check(self, start: int, end: int | None) -> int:
-        """The end of a range that is all there; `Misuse` otherwise."""
+        """The end of a range if all of it is in the log; else `Misuse`."""
         durable = self.end
         end = durable if end is None else end
         first = self.start
@@ -195,29 +195,28 @@ class LogReader:
                     disk.damaged(path, position, offset, "the record is missing or not as it was written")
 
     def _segment(self, offset: int, end: int) -> tuple[int, int]:
-        """The segment that holds an offset, and how far it can be read: to ``end`` or to the next segment."""
+        """The segment that holds an offset, and where to stop in it: at ``end`` or at the next segment."""
         i = bisect_right(self._bases, offset)
         if i == 0:
             raise _removed(self._folder, offset, self.start)
         return self._bases[i - 1], min(end, self._bases[i]) if i < len(self._bases) else end
 
     def _from(self, base: int, offset: int, until: int) -> Iterator[tuple[list[LogRecord], int]]:
-        """The records of one segment from an offset; some may be empty lists, on the way there."""
+        """The records of one segment from an offset on; the first lists may be empty."""
         entry, path = before(self._index(base), offset), self._path(base)
         parts = walk(self._files, path, base, entry.position, entry.offset, until)
         if (first := next(parts, None)) is not None:
             parts = chain([first], parts)
-        elif entry.position:  # no frame where the index points: it is the index that is not believed
+        elif entry.position:  # no frame where the index points: rebuild the index
             self._indexes[base] = self._complete(base, [IndexEntry(base, 0, NEVER)])
             parts = walk(self._files, path, base, 0, base, until)
         for records, position in parts:
             yield records[max(0, offset - records[0].offset) :], position
 
     def ranges(self, start: int, end: int, parts: int) -> list[tuple[int, int]]:
-        """Cut ``[start, end)`` into at most ``parts`` ranges of about as many bytes each, where reading can begin.
+        """Cut ``[start, end)`` into at most ``parts`` adjacent, non-empty ranges of about equal size.
 
-        They adjoin and none is empty. The borders are those of segments and index entries, so that readers of
-        different parts decode nothing twice.
+        Cuts are at segments and index entries, so that readers of different parts decode nothing twice.
         """
         self._check(start, end)
         if parts < 1:
@@ -236,9 +235,9 @@ class LogReader:
         return list(pairwise(sorted({start, *cuts, end})))
 
     def offset_at(self, time_ms: int) -> int:
-        """The first offset whose record is of that time or later; ``end`` if there is none.
+        """The first offset whose record has this time or a later one; ``end`` if there is none.
 
-        Exact also where the writer's clock was set back. Cost: one look at the index of each segment before it.
+        Exact also if the writer's clock was set back. Cost: one lookup in the index of each segment before it.
         """
         end = self.end
         self.refresh()
@@ -255,7 +254,7 @@ class LogReader:
         return end
 
     def latest(self, base: int) -> int:
-        """The time of the newest record in a segment that is full."""
+        """The time of the newest record in a full segment."""
         return self._index(base)[-1].latest
 
     def _index(self, base: int) -> list[IndexEntry]:
@@ -269,7 +268,7 @@ class LogReader:
         return index
 
     def _complete(self, base: int, entries: list[IndexEntry]) -> list[IndexEntry]:
-        """Bring the index of a full segment up to its end; only one that was lost has far to go."""
+        """Extend the index of a full segment to its end."""
         path = self._path(base)
         if entries[-1].position != self._files.size(path):
             last, _ = extend(self._files, path, base, entries)

@@ -1,12 +1,12 @@
-"""What is wrong with a damaged log, and all that can be saved of it.
+"""Verify a damaged log, and copy what is whole into a new one.
 
-A log refuses to work on when a record that was once durable is not there any more. Then somebody has to decide, and
-this is what they decide with: `verify` names every damaged place, `salvage` copies every whole record into a new log.
-Frames carry their offsets and are true only in their own place, so reading can go on behind any damage, and what is
-lost is known exactly, except at the very end: there the mark and the snapshots say at least how far the log went.
+A log refuses to open when a record that was durable is missing. `verify` names every damaged place, `salvage` copies
+every whole record into a new log. Frames carry their offsets and are valid only at their own position, so reading can
+continue after any damage, and what is lost is known exactly, except at the very end: there the mark and the snapshots
+give a lower bound.
 
-A log has no holes. So in the new log the records behind a loss move down, and the snapshots with them; as the state in
-a snapshot is of all records before it, also the lost ones, what it knows is not lost.
+A log has no holes: in the new log the records after a loss move down, and the snapshots with them. The state in a
+snapshot covers all records before it, also the lost ones, so nothing of it is lost.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from onefold.producers.ports import Draft, LogRecord
 from onefold.producers.rules import SequencesSnapshot
 
 AHEAD_MS = 60_000
-"""What a clock may differ from that of the machine that wrote the log, without a word."""
-_ALL = 1_000_000  # snapshots to keep: as many as there are
+"""Tolerated difference between the clocks of this machine and the one that wrote the log."""
+_ALL = 1_000_000  # snapshots to keep: all
 
 
 def moment(time_ms: int) -> str:
-    """A time in UTC, for people; also one that no calendar has.
+    """A time in UTC for people; in ms if it is outside the calendar.
 
     >>> moment(1_767_225_600_000), moment(2**62)
     ('2026-01-01 00:00:00.000', '4611686018427387904 ms')
@@ -46,14 +46,14 @@ def moment(time_ms: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """One damaged place: the records ``[first, last]`` are not there, or not as they were written."""
+    """One damaged place: the records ``first`` to ``last`` are missing or altered."""
 
     path: str
     position: int
     first: int
     last: int
     before: int
-    """How many whole records the log has before this place."""
+    """How many whole records the log has before it."""
 
     def __str__(self) -> str:
         lost = f"offset {self.first} is" if self.first == self.last else f"offsets {self.first} to {self.last} are"
@@ -65,33 +65,33 @@ class Findings:
     path: str
     start: int = 0
     start_known: bool = True
-    """Was it written down where the log begins? Else what lies before ``start`` was removed by retention, or lost."""
+    """Whether the log's start was recorded; if not, records before ``start`` were removed by retention, or lost."""
     end: int = 0
-    """Behind the last record that is known to have been there."""
+    """After the last record that is known to have existed."""
     records: int = 0
     """Whole records."""
     damages: list[Damage] = field(default_factory=list)
     ahead: int = 0
-    """Records whose time is yet to come: a clock was ahead. No damage; retention and keys get over it."""
+    """Records with a time in the future: a clock was ahead. No damage; retention and keys recover from it."""
     ahead_first: int = -1
     """The offset of the first of them."""
     ahead_ms: int = 0
     """The latest of their times."""
     torn_bytes: int = 0
-    """Behind the last record: of a group that was never acknowledged. The writer cuts them off; no damage."""
+    """Bytes after the last record, of a group that was never acknowledged. The writer cuts them off; no damage."""
     snapshots: list[int] = field(default_factory=list)
-    """The positions of the whole ones."""
+    """Positions of the undamaged snapshots."""
     snapshots_damaged: list[int] = field(default_factory=list)
 
     def lose(self, path: str, position: int, next_offset: int) -> None:
-        """Note that nothing whole lies between the end so far and the next offset."""
+        """Note that all records from the end so far up to ``next_offset`` are lost."""
         if next_offset > self.end:
             self.damages.append(Damage(path, position, self.end, next_offset - 1, self.records))
             self.end = next_offset
 
     @property
     def ok(self) -> bool:
-        """Is all there that was ever acknowledged?"""
+        """Whether everything acknowledged is there."""
         return not self.damages and not self.snapshots_damaged
 
     @property
@@ -100,7 +100,7 @@ class Findings:
 
     @property
     def can_go_on(self) -> bool:
-        """Can a writer rebuild its memory from this? Not if the beginning was removed and no snapshot is whole."""
+        """Whether a writer can rebuild its memory; not if the beginning was removed and no snapshot is whole."""
         return self.start == 0 or bool(self.snapshots)
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ class Findings:
 
 
 def verify(path: str | os.PathLike[str], *, files: Files = disk.REAL, now_ms: int | None = None) -> Findings:
-    """Read a whole log and say what is wrong; with ``now_ms`` also which records are of the future. Cost: 2 us each."""
+    """Read a whole log and report damage; with ``now_ms`` also records of the future. Cost: 2 us per record."""
     findings = Findings(os.fspath(path))
     for records in _whole_records(files, findings):
         future = [record for record in records if now_ms is not None and record.time_ms > now_ms + AHEAD_MS]
@@ -136,18 +136,18 @@ def salvage(
     segment_bytes: int = SEGMENT_BYTES,
     files: Files = disk.REAL,
 ) -> Findings:
-    """Copy what is whole into a new log in ``to``, an empty folder or none. Offsets are kept up to the first loss."""
+    """Copy whole records into a new log in ``to``, a new or empty folder. Offsets are kept up to the first loss."""
     findings, folder = Findings(os.fspath(path)), os.fspath(to)
     if files.list(folder):
         raise Misuse(f"{folder} is not empty: a salvaged log needs a folder of its own", path=folder)
     with disk.failing(folder):
         files.make_folder(folder)
         batches = _whole_records(files, findings)
-        first = next(batches, [])  # from here on, the findings know where the log starts
+        first = next(batches, [])  # sets findings.start
         base = end = findings.start
         file, position = files.open(disk.segment(folder, base), new=True), 0
         for records in chain([first], batches):
-            for time_ms, group in groupby(records, attrgetter("time_ms")):  # each time of theirs is written as a group
+            for time_ms, group in groupby(records, attrgetter("time_ms")):  # one group per time
                 if position >= segment_bytes:
                     file.sync()
                     file.close()
@@ -160,7 +160,7 @@ def salvage(
                 end += len(drafts)
         file.sync()
         file.close()
-        disk.write_file(files, f"{folder}/{disk.MARK}", disk.pack_mark(end))  # with it, it is a log
+        disk.write_file(files, f"{folder}/{disk.MARK}", disk.pack_mark(end))  # makes it a log
         disk.write_start(files, folder, findings.start)
     old, new = Snapshots(files, findings.path, _ALL), Snapshots(files, folder, _ALL)
     new.open()
@@ -173,7 +173,7 @@ def salvage(
 
 
 def _whole_records(files: Files, findings: Findings) -> Iterator[list[LogRecord]]:
-    """Every whole record, in order; what lies between them is noted in the findings."""
+    """Every whole record, in order; losses between them are added to the findings."""
     folder = findings.path
     with disk.failing(folder):
         bases = disk.numbers(files, folder, disk.SEGMENT)
@@ -205,7 +205,7 @@ def _whole_records(files: Files, findings: Findings) -> Iterator[list[LogRecord]
 
 
 def _segment(files: Files, path: str, base: int, offset: int) -> Iterator[tuple[list[LogRecord], int, int]]:
-    """The whole records of a segment from an offset on, with the place where something was missing before them."""
+    """The whole records of a segment from an offset on, with the position of damage before them, and where they end."""
     position, offset = 0, max(base, offset)
     while True:
         for at, head in headers(files, path, base, position):

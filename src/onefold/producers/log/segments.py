@@ -1,20 +1,19 @@
 """The append-only log in segment files: the writer.
 
-One ``append`` is one commit group: one write and one sync, shared by all its records; nothing is answered before the
-sync has returned. A record is durable when its bytes are synced *and* the name of its segment is: a new segment's
-folder is synced before the first group goes into it.
+One ``append`` is one commit group: one write and one sync, shared by all its records; it returns after the sync. A
+record is durable when its bytes are synced *and* the name of its segment is: the folder of a new segment is synced
+before its first group.
 
     append    repair if broken; roll if full; write; sync; mark
-    roll      cut the room that was made ahead; new file, sync the folder; go on there
-    repair    after any failure: open the file anew, cut it at the durable end, write the last block again, sync
-    open      lock; newest whole snapshot; check the frames behind it; cut a torn end; make sure of the rest
+    roll      cut off the preallocated zeros; make a new file, sync the folder; continue there
+    repair    after any failure: reopen the file, truncate it at the durable end, rewrite the last block, sync
+    open      lock; load the newest whole snapshot; check the frames after it; cut a torn end; make the rest durable
     retain    remove whole segments from the front, one by one, never the one that is being written
 
-After a failed sync the page cache says nothing about the disk, so nothing that was in that group is ever trusted: it
-is cut off at once, and if even that fails, before the next group. (If the process ends before either could be done, it
-is what any group is whose writer died: of it a beginning may be found at the next start.) Room for later groups is
-written ahead, as zeros, together with a group: a sync that need not record a new file size takes half the time. Zeros
-are no frame.
+After a failed sync the page cache says nothing about the disk, so the group is never trusted: it is cut off at once, or
+if that fails too, before the next group. (If the process ends first, the next start may find a part of the group, as
+after any crash.) Space for later groups is preallocated as zeros together with a group: a sync without a new file size
+takes half the time. Zeros are never a frame.
 
 Cost: about 1.5 us a record of 100 bytes on top of one write and one ``fdatasync``.
 """
@@ -38,21 +37,21 @@ from onefold.producers.ports import Draft, LogRecord
 from onefold.producers.rules import SequencesSnapshot
 
 TORN_COUNT_MAX = 16
-"""So many torn ends are kept for whoever wants to look; each is at most a group long."""
+"""Torn ends kept for inspection; each is at most one group long."""
 
 BLOCK_BYTES = 4096
-"""What a file system writes at least, and what a failed write can spoil."""
+"""The smallest unit that file systems write, and that a failed write can damage."""
 
 Tail: TypeAlias = tuple[IndexEntry, list[IndexEntry], int]
-"""Where a segment ends, what its index knows, and where the last group begins; if none was looked at, the end."""
+"""The end of a segment, its index, and where its last group begins (the end, if no group was read)."""
 
 
 def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int) -> Tail:
-    """Check the log from the offset ``start`` on, where the newest snapshot stands; change nothing.
+    """Check the log from ``start`` on, the position of the newest snapshot; change nothing.
 
-    A bad frame in the last segment is the torn end of a group that was never acknowledged; unless something proves that
-    it was durable: a later group behind it, the writer's mark, a snapshot beyond it. Then, and for a bad frame in any
-    other segment, the log is refused: `Damaged`.
+    A bad frame in the last segment is the torn end of a group that was never acknowledged, unless something proves that
+    it was durable: a later group after it, the writer's mark, or a snapshot beyond it. Then, and for a bad frame in any
+    other segment, `Damaged` is raised.
     """
     first = bisect_right(bases, start) - 1
     for base, following in zip(bases[first:-1], bases[first + 1 :], strict=True):
@@ -77,10 +76,10 @@ def find_end(files: Files, folder: str, bases: list[int], start: int, mark: int)
 def _follow(files: Files, folder: str, base: int, offset: int, end: int) -> Tail:
     path = disk.segment(folder, base)
     entries = index.load(files, disk.segment(folder, base, disk.INDEX), base)
-    entry = index.before(entries, max(base, offset - 1))  # at least one frame has to be where the index says
+    entry = index.before(entries, max(base, offset - 1))  # check at least one frame against the index
     del entries[entries.index(entry) + 1 :]
     last, began = index.extend(files, path, base, entries, end)
-    if last == entry and entry.position:  # no frame where the index points: it is not believed
+    if last == entry and entry.position:  # no frame where the index points: discard the index
         entries = [IndexEntry(base, 0, index.NEVER)]
         last, began = index.extend(files, path, base, entries, end)
     frames = takewhile(lambda frame: frame[0] < last.position, headers(files, path, base, began))
@@ -88,13 +87,13 @@ def _follow(files: Files, folder: str, base: int, offset: int, end: int) -> Tail
 
 
 SEGMENT_BYTES = 64 * 1024 * 1024
-"""The unit of retention: small enough to remove often, large enough to be few. (Kafka 1 GiB, NATS 8 MiB.)"""
+"""The unit of retention: small enough to be removed often, large enough to be few. (Kafka 1 GiB, NATS 8 MiB.)"""
 
 SNAPSHOTS_KEPT = 2
-"""If the newest turns out damaged, there is one more; who wants to survive two damaged ones asks for three."""
+"""A spare in case the newest is damaged; to survive two damaged ones, keep three."""
 
 AHEAD_BYTES = 1024 * 1024
-"""One sync in fifty, at 100 records of 100 bytes, pays for the others; more would only lengthen that one."""
+"""Preallocated at once: with groups of 100 records of 100 bytes, one sync in fifty records a new file size."""
 
 
 class SegmentLog:
@@ -106,7 +105,7 @@ class SegmentLog:
         snapshots_kept: int = SNAPSHOTS_KEPT,
         files: Files = disk.REAL,
     ) -> None:
-        """Open the log in ``path``, made if it is not there. `StoreFailed` if another process writes it."""
+        """Open the log in ``path``, or make it. `StoreFailed` if another process writes it."""
         if segment_bytes < 1 or snapshots_kept < 1:
             raise Misuse(f"segment_bytes {segment_bytes} and snapshots_kept {snapshots_kept} must be at least 1")
         self._folder = os.fspath(path)
@@ -140,11 +139,11 @@ class SegmentLog:
             bases.append(0)
         if disk.read_mark(files, folder, disk.START) is None:
             disk.write_start(files, folder, bases[0])
-        # Names that a killed writer made may be in this machine's memory only.
+        # Names made by a killed writer may not be on the disk yet.
         files.sync_folder(folder)
         position = 0 if snapshot is None else snapshot.position
         if position < bases[0]:
-            why = "the log no longer begins at 0, and no snapshot that it could go on from is whole"
+            why = "the log no longer begins at 0, and no snapshot to continue from is whole"
             raise Damaged(f"{self._path(bases[0])}: {why}", path=self._path(bases[0]), position=0)
         self._base, (last, entries, group) = bases[-1], find_end(files, folder, bases, position, mark)
         self._end, self._position, self._latest = last
@@ -160,15 +159,15 @@ class SegmentLog:
         self._mark.write(disk.pack_mark(self._end), 0)
 
     def _make_sure(self, group: int, mark: int) -> None:
-        """Cut off what is torn, and make the rest durable.
+        """Cut off a torn end, and make the rest durable.
 
         The last group may be in the page cache only (its writer was killed before the sync) or even marked clean there
-        without being written (its sync failed). So a group beyond the mark is written once more in its place, and
-        synced. A crash at any point of this leaves what was there before.
+        without being written (its sync failed). So a group beyond the mark is written again in place, and synced. A
+        crash during this leaves what was there before.
         """
         files, path, aside = self._files, self._path(self._base), f"{self._folder}/{disk.TORN_FOLDER}"
-        if torn := files.read(path, self._position).rstrip(b"\0"):  # zeros are room that was made ahead
-            # Only a courtesy: these bytes were never acknowledged, and a full disk must not keep the log shut.
+        if torn := files.read(path, self._position).rstrip(b"\0"):  # preallocated zeros
+            # Best effort: these bytes were never acknowledged, and a full disk must not keep the log closed.
             with suppress(OSError):
                 files.make_folder(aside)
                 names = [name for name in files.list(aside) if name.endswith(disk.TORN)]
@@ -192,7 +191,7 @@ class SegmentLog:
         return self._end
 
     def append(self, drafts: Sequence[Draft], time_ms: int) -> int:
-        """As `AppendLog` has it; after `StoreFailed` the next call first clears up what is left of this one."""
+        """See `AppendLog`; after `StoreFailed` the next call first repairs the file."""
         self._check_open()
         first = self._end
         if not drafts:
@@ -207,13 +206,13 @@ class SegmentLog:
             if position - self._index.entries[-1].position >= index.SPACING_BYTES:
                 self._index.add(self._group)
             data = encode(drafts, first, time_ms, self._base, position)
-            self._broken = True  # also for whatever interrupts the next lines
+            self._broken = True  # also if the next lines are interrupted
             self._file.write(data, position)
             position += len(data)
             if position > self._room:
                 ahead = max(0, min(AHEAD_BYTES, self._segment_bytes - position))
                 self._room = position + ahead
-                with suppress(OSError):  # on a disk that is nearly full, what fits shall be kept
+                with suppress(OSError):  # a nearly full disk may still hold the group
                     self._file.write(bytes(ahead), position)
             self._file.sync()
         except OSError as error:
@@ -226,14 +225,14 @@ class SegmentLog:
             self._latest = time_ms
         try:
             self._mark.write(disk.pack_mark(self._end), 0)
-        except OSError:  # the group is durable with or without the mark, but the next group has to wait for it
+        except OSError:  # the group is durable without the mark, but the next group must wait for it
             self._broken = True
         return first
 
     def _roll(self) -> None:
         files, base = self._files, self._end
         if self._room > self._position:
-            self._file.truncate(self._position)  # needs no sync: zeros that come back are still no frames
+            self._file.truncate(self._position)  # needs no sync: zeros that reappear are not frames
             self._room = self._position
         file = files.open(self._path(base), new=True)
         try:
@@ -241,7 +240,7 @@ class SegmentLog:
         except BaseException:
             file.close()
             with suppress(OSError):
-                files.unlink(self._path(base))  # its name may be in memory only: it must not be relied on next time
+                files.unlink(self._path(base))  # its name may not be durable: do not rely on it next time
             raise
         self._index.add(IndexEntry(base, self._position, self._latest))
         self._index.close()
@@ -255,12 +254,12 @@ class SegmentLog:
         self._index = IndexWriter(files, disk.segment(self._folder, base, disk.INDEX), [begin])
 
     def _repair(self) -> None:
-        """Bring file and mark to what was acknowledged, through a descriptor that has not seen the failure."""
+        """Restore file and mark to what was acknowledged, through a descriptor opened after the failure."""
         path = self._path(self._base)
         file = self._files.open(path)
         try:
-            # The block that the last durable bytes share with the failed ones is written again: the failure may have
-            # spoilt it on the disk, while the page cache calls it clean.
+            # Rewrite the block that holds both the last durable bytes and failed ones: the failure may have damaged it
+            # on the disk while the page cache calls it clean.
             block = self._position // BLOCK_BYTES * BLOCK_BYTES
             durable = self._files.read(path, block, self._position - block)
             file.truncate(self._position)
@@ -284,7 +283,7 @@ class SegmentLog:
         return LogReader(self._folder, files=self._files, durable=lambda: self._end)
 
     def save(self, snapshot: SequencesSnapshot) -> None:
-        """Keep a snapshot; durable when it returns. A position beyond ``end`` or before ``start`` is `Misuse`."""
+        """See `AppendLog`; a position before ``start`` or beyond ``end`` is `Misuse`."""
         self._check_open()
         position = snapshot.position
         if not self.start <= position <= self._end:
@@ -300,9 +299,9 @@ class SegmentLog:
     def trim(self, before_offset: int) -> int:
         """Remove whole segments below an offset, as far as no kept snapshot needs them; return the new ``start``.
 
-        Where the log begins is written down first: a segment that is missing although nobody removed it is a loss that
-        can be told. Each removal is synced before the next: were two under way at once, the second could be on the disk
-        without the first, and a power cut would leave a hole.
+        The new start is recorded first, so that a segment missing for another reason is recognised as lost. Each
+        removal is synced before the next: otherwise a power cut could leave the second on the disk without the first,
+        and so a hole.
         """
         self._check_open()
         files, folder, bases = self._files, self._folder, self._bases
@@ -312,7 +311,7 @@ class SegmentLog:
             if start > bases[0]:
                 disk.write_start(files, folder, start)
             while bases[0] < start:
-                files.sync_folder(folder)  # the removal before this one, also if that was in a call that failed
+                files.sync_folder(folder)  # the previous removal, also one of a call that failed
                 with suppress(FileNotFoundError):
                     files.unlink(disk.segment(folder, bases[0], disk.INDEX))
                 files.unlink(self._path(bases[0]))
@@ -321,13 +320,13 @@ class SegmentLog:
         return self.start
 
     def retain(self, *, bytes: int | None = None, before_ms: int | None = None) -> int:
-        """As `AppendLog` has it. The segment that is being written stays; but one that begins with a record older than
-        ``before_ms`` is closed now, so that it can go when all of it is."""
+        """See `AppendLog`. The segment being written stays; if it begins with a record older than ``before_ms`` it is
+        closed now, so that it can be removed later."""
         self._check_open()
         with disk.failing(self._folder):
             if before_ms is not None and self._end > self._base and not self._broken:
                 first, last = (next(self.read(at, at + 1)).time_ms for at in (self._base, self._end - 1))
-                if min(first, last) < before_ms:  # the first one's clock may have been ahead
+                if min(first, last) < before_ms:  # the clock may have been ahead at the first
                     self._roll()
             sizes = [self._files.size(self._path(base)) for base in self._bases[:-1]]
             reader, total, limit = self._reader(), sum(sizes) + self._position, self.start
@@ -363,10 +362,10 @@ class SegmentLog:
 
 
 def _newest(reader: LogReader, bases: Sequence[int], enough_ms: int) -> int:
-    """When the newest record of the first of these segments was stored; looked for until it is below ``enough_ms``.
+    """When the newest record of the first of these segments was stored; the search ends below ``enough_ms``.
 
-    A clock may have been far ahead. Records are stored in the order in which they came, so none is younger than one
-    behind it: a segment is as old as the youngest record in it, or the beginning of one behind it.
+    The clock may have been far ahead. A record was stored no later than those after it, so a segment is at least as
+    old as its newest record and as the first record of every later segment.
     """
     end = reader.end
     latest, newest = reader.latest(bases[0]), min((r.time_ms for r in reader.read(end - 1, end)), default=0)
