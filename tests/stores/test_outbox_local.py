@@ -219,6 +219,7 @@ def test_sessions_and_connections_of_sqlalchemy_are_callers_too(place, app):
     for begin in (engine.connect, lambda: Session(engine)):
         with begin() as kept:
             app.send(kept, Out("orders", 1))
+            app.send(kept)
             kept.commit()
         with begin() as lost:
             app.send(lost, Out("orders", 2))
@@ -244,6 +245,7 @@ def test_asynchronous_connections_are_awaited(postgres_uri, postgres_url):
         engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(postgres_uri))
         async with engine.connect() as connection:
             await app.send(connection, Out("orders", 6))
+            await app.send(connection)
             await connection.commit()
         async with AsyncSession(engine) as session:
             await app.send(session, Out("orders", 7))

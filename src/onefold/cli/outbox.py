@@ -108,7 +108,8 @@ def ls(
     with opened(store, None, transport) as stores:
         assert stores.entities is not None
         before_ms = now - round(older_than_s * 1000) + 1
-        entries = stores.entities.stranded(before_ms, limit, endpoint and check_name(endpoint, "endpoint"))
+        name = endpoint and check_name(endpoint, "endpoint")
+        entries = stores.entities.stranded(before_ms, limit, name, after_ms=now)
         dead = None if stores.queue is None else letters(stores.queue)[:limit]
     document = {"entries": [entry_document(each, now) for each in entries]}
     entry_rows = table("entity", "message or mark", ">age", "has still to send")

@@ -12,7 +12,6 @@ the log of a topic.
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,9 +19,10 @@ from itertools import islice
 from time import sleep
 from typing import Any, Final, NamedTuple, Protocol
 
+from onefold.decoding import read_json
 from onefold.errors import BadInput, Misuse
 from onefold.outbox.endpoint import Endpoint
-from onefold.outbox.plans import OUTGOING_MAX, Out, Outcome, check_queue, mark_of, resumed
+from onefold.outbox.plans import OUTGOING_MAX, RECOVERIES, Out, Outcome, check_queue, mark_of, outgoings
 from onefold.outbox.runner import run_one
 
 CHUNK_MAX: Final = 500
@@ -100,7 +100,7 @@ class Feed:
         key, world = self._endpoint.key(self._source), self._endpoint.world
         entity = world.entities.load([key])[0]
         for name, entry in entity.outbox.items():
-            if run_one(world, resumed(key, name)) is Outcome.RESUMED:
+            if run_one(world, RECOVERIES[self._endpoint.plan](key, name)) is Outcome.RESUMED:
                 self.fed.resumed += len(entry.outgoing)
         self.fed.mark = mark_of(entity.state)
 
@@ -120,14 +120,25 @@ class Feed:
             return False
         mark, size = start - 1, 0
         outs: list[Out] = []
+        offsets: list[int] = []
         for record in islice(self._log.read(start, end), self._chunk_max):
             size += len(record.payload)
             if outs and size > CHUNK_BYTES_MAX:
                 break
             mark = record.offset
             if record.is_message:
+                offsets.append(record.offset)
                 outs.append(Out(self._to, self._body(record) if record.document is None else record.document))
-        outcome = self._endpoint.take(self._source, mark, outs, after=self.fed.mark)
+        try:
+            outcome = self._endpoint.take(self._source, mark, outs, after=self.fed.mark)
+        except BadInput:
+            for offset, out in zip(offsets, outs, strict=True):
+                try:
+                    outgoings([out], self._to)
+                except BadInput as error:
+                    text = f"{self._source}: record {offset} cannot be sent: {error}"
+                    raise BadInput(text, offset=offset) from error
+            raise
         if outcome is Outcome.APPLIED:
             self.fed.sent += len(outs)
             self.fed.mark = mark
@@ -136,13 +147,7 @@ class Feed:
         return True
 
     def _body(self, record: FeedRecord) -> Any:
-        def no_constant(name: str) -> Any:
-            raise ValueError(f"{name} is no JSON")
-
         try:
-            return json.loads(record.payload, parse_constant=no_constant)
-        except (ValueError, RecursionError) as error:
-            raise BadInput(
-                f"{self._source}: the payload of record {record.offset} is not JSON ({error}): send whole records",
-                offset=record.offset,
-            ) from error
+            return read_json(record.payload, f"{self._source}: the payload of record {record.offset}")
+        except BadInput as error:
+            raise BadInput(f"{error}; send whole records instead", offset=record.offset) from error

@@ -7,6 +7,7 @@ nothing where it is another one, and the number of rows tells.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
 from collections.abc import Awaitable, Iterator, Sequence
@@ -84,8 +85,11 @@ def _by_sqlalchemy(connection: Any, arguments: Any, statement: str, parcels: Seq
             done = await add(there)
         _check(done.rowcount, parcels)
 
+    is_async = any(".asyncio" in each.__module__ for each in type(connection).__mro__)
+    if not parcels:  # without rows SQLAlchemy runs a statement once, without arguments
+        return asyncio.sleep(0) if is_async else None
     has_driver = hasattr(connection, "exec_driver_sql")
-    if any(".asyncio" in each.__module__ for each in type(connection).__mro__):
+    if is_async:
         return added()
     with _tables():
         return _check(add(connection if has_driver else connection.connection()).rowcount, parcels)
