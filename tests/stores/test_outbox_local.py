@@ -166,9 +166,9 @@ def test_the_plan_is_local_where_store_and_queue_are_one(tmp_path):
         Endpoint("shop", store=at, transport=other, plan="local")
     with pytest.raises(Misuse, match="MemoryLedger is no queue: name one by 'transport'"):
         Endpoint("shop", store=MemoryLedger())
-    with pytest.raises(Misuse, match="under the plan 'transactional' a handler needs a key"):
+    with pytest.raises(Misuse, match="a handler that has no key needs the plan 'local'"):
         Endpoint("shop", store=at, transport=other).handler("orders")(lambda message: [])
-    with pytest.raises(Misuse, match="in your own transaction: it needs 'local'"):
+    with pytest.raises(Misuse, match="sending in your own transaction needs the plan 'local'"):
         Endpoint("shop", store=MemoryLedger(), transport=MemoryQueue()).send(None, Out("orders", 1))
 
 

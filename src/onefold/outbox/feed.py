@@ -1,13 +1,12 @@
-"""The feed: the messages of a log become messages with tokens, each once.
+"""The feed: each message of a log is sent to a queue once, with a token.
 
 The log is a source (see `plans`), and its mark is the offset of the last record that was taken. Records are taken in
-chunks; a chunk begins behind the mark and goes as far as the log does. So two feeds of one log could cut it in
-different ways, and each would believe its own: that is why a chunk is only taken while the mark still stands where the
-chunk begins. What of the log is no message (openings, conflicts) is passed over, and the mark with it.
+chunks; a chunk begins after the mark and ends where the log ends now, or at a limit. Two feeds of one log may cut it
+differently, so a chunk is only taken while the mark is still where the chunk begins. Records that are no messages
+(openings, conflicts) are skipped, and the mark moves past them.
 
-A message's body is the payload, which must be JSON then; or a document that the log makes of the whole record, whose
-payload may be anything. Which log it is, and how it is read, is the caller's business: ``onefold outbox feed`` passes
-the log of a topic.
+A message's body is the record's payload, which must be JSON; or a document that the log makes of the whole record,
+whose payload may be anything. The caller passes the log: for ``onefold outbox feed`` it is that of a topic.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from onefold.outbox.runner import run_one
 
 CHUNK_MAX: Final = 500
 CHUNK_BYTES_MAX: Final = 4 << 20
-"""Of the payloads of a chunk: they are written to an outbox in one go."""
+"""Of the payloads of a chunk, which are written to an outbox in one transaction."""
 POLL_S: Final = 0.2
 
 
@@ -36,15 +35,15 @@ class FeedRecord(NamedTuple):
     payload: bytes
     is_message: bool = True
     document: Any = None
-    """What is sent instead of the payload; None: the payload, which must be JSON."""
+    """The body of the message; None: the payload, which must be JSON."""
 
 
 class FeedLog(Protocol):
-    """A log that only grows, and that may lose its oldest records."""
+    """An append-only log, which may remove its oldest records."""
 
     @property
     def name(self) -> str:
-        """Two logs of one name need two endpoints."""
+        """Feeds of two logs with one name need two endpoints."""
 
     @property
     def start(self) -> int:
@@ -52,7 +51,7 @@ class FeedLog(Protocol):
 
     @property
     def end(self) -> int:
-        """The offset behind the last durable record."""
+        """One more than the offset of the last durable record."""
 
     def read(self, start: int, end: int) -> Iterator[FeedRecord]:
         """The records from ``start`` up to, not including, ``end``."""
@@ -64,11 +63,11 @@ class Fed:
     """The offset of the last record that was taken; -1: none."""
     sent: int = 0
     resumed: int = 0
-    """Messages of a chunk that was cut off before, and is finished now."""
+    """Messages of a chunk that an earlier feed began and this one finished."""
 
 
 class Feed:
-    """Feeds one log into one queue. The marks are the endpoint's: two logs of one name need two endpoints."""
+    """Sends the messages of one log to one queue. Marks belong to an endpoint: two logs of one name need two."""
 
     def __init__(self, log: FeedLog, to: str, endpoint: Endpoint, *, chunk_max: int = CHUNK_MAX) -> None:
         if not 1 <= chunk_max <= OUTGOING_MAX:
@@ -84,7 +83,7 @@ class Feed:
         self, *, follow: bool = False, stop: threading.Event | None = None,
         tell: Callable[[Fed], None] = lambda fed: None,
     ) -> Fed:  # fmt: skip
-        """Take all that is there; with ``follow`` also what comes, until ``stop`` is set. ``tell``: after a chunk."""
+        """Take all records; with ``follow``, wait for more until ``stop`` is set. ``tell`` is called after a chunk."""
         stop = stop or threading.Event()
         self._resume()
         while not stop.is_set():
@@ -93,7 +92,7 @@ class Feed:
             elif not follow:
                 break
             else:
-                sleep(POLL_S)  # not stop.wait: a signal that sets it could wait for a lock that this has
+                sleep(POLL_S)  # not stop.wait: a signal handler that sets it could wait for a lock held here
         return self.fed
 
     def _resume(self) -> None:
@@ -109,8 +108,8 @@ class Feed:
         start, first = self.fed.mark + 1, self._log.start
         if start < first and self.fed.mark >= 0:
             raise Misuse(
-                f"{self._source}: the records {start} to {first - 1} were removed before they were taken: the log must"
-                " be kept for longer than the feed stands still",
+                f"{self._source}: the records {start} to {first - 1} were removed before they were taken: keep the log"
+                " for longer than the feed is ever stopped",
                 start=start, first=first,
             )  # fmt: skip
         start, end = max(start, first), self._log.end
@@ -142,7 +141,7 @@ class Feed:
         if outcome is Outcome.APPLIED:
             self.fed.sent += len(outs)
             self.fed.mark = mark
-        else:  # somebody else is at it: see how far they are
+        else:  # another feed took it: read how far that one is
             self._resume()
         return True
 

@@ -302,7 +302,7 @@ class NatsReceipt(NamedTuple):
         named = parts[2:] if len(parts) == 9 else parts[4:]
         whole = parts[:2] == ["$JS", "ACK"] and len(parts) in (9, 11, 12) and text.isprintable() and " " not in text
         if not (whole and named[2].isdecimal() and named[3].isdecimal()):
-            raise Misuse(f"no receipt of this queue: {text!r:.200}", receipt=text)
+            raise Misuse(f"not a receipt of this queue: {text!r:.200}", receipt=text)
         return cls(named[0], named[1], int(named[2]), int(named[3]))
 
 
@@ -696,7 +696,9 @@ class NatsQueue:
     def _receipts(self, deliveries: Sequence[ports.Delivery]) -> list[str]:
         for delivery in deliveries:
             if NatsReceipt.parse(delivery.receipt).stream != self._names.stream:
-                raise Misuse(f"no receipt of stream {self._names.stream}: {delivery.receipt}", receipt=delivery.receipt)
+                raise Misuse(
+                    f"not a receipt of stream {self._names.stream}: {delivery.receipt}", receipt=delivery.receipt
+                )
         return [delivery.receipt for delivery in deliveries]
 
     def _more_s(self, many: int) -> float:
