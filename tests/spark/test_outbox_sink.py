@@ -235,7 +235,7 @@ def test_a_message_that_is_too_large_is_named(spark, bench):
         ({"chunk_max": 1_001}, "chunk_max is 1001, must be from 1 to 1,000"),
         ({"plan": "bold"}, "plan is 'bold', must be one of checkpointed, parented, transactional"),
         ({"plan": "transactional", "tokens": "redis://h"}, "leave tokens out"),
-        ({"store": "memory://"}, "store is 'memory://': every task would have a memory of its own"),
+        ({"store": "memory://"}, "store is 'memory://': each task would have a memory of its own"),
         ({"source": "a:1"}, "must be without ':', '#' and '/'"),
     ],
 )
