@@ -21,19 +21,15 @@ SHIPPED_STATES_MAX: Final = 20_000
 def explore(
     target: Annotated[str | None, Argument(help="module:handler, or module:app with an Endpoint.")] = None,
     message: Annotated[list[str] | None, Option(help="A body as JSON, or QUEUE:JSON; may be repeated.")] = None,
-    key: Annotated[
-        str | None, Option(help="The field that names the entity. Default: one entity for all messages.")
-    ] = None,
+    key: Annotated[str | None, Option(help="The field that names the entity. Default: one for all.")] = None,
     plan: Annotated[
-        str | None, Option(help='The plan, or "all". Default: the endpoint\'s; of a handler, transactional.')
+        str | None, Option(help='The plan, or "all". Default: as the endpoint, else transactional.')
     ] = None,
     workers: Annotated[int | None, Option(help="Workers at the same time. Default: 2.")] = None,
     crashes: Annotated[int | None, Option(help="How many times a worker may be killed. Default: 1.")] = None,
     expiries: Annotated[int | None, Option(help="How many leases may expire. Default: 1.")] = None,
     copies: Annotated[int | None, Option(help="How many copies the transport may deliver. Default: 0.")] = None,
-    states_max: Annotated[
-        int | None, Option(min=1, help="Stop after this many states. Default: 200,000; with --shipped, 20,000 each.")
-    ] = None,
+    states_max: Annotated[int | None, Option(min=1, help="Stop after this many states. Default: 200,000.")] = None,
     specimen: Annotated[str | None, Option(help="Show how a faulty published draft fails: evicted or remade.")] = None,
     shipped: Annotated[bool, Option("--shipped", help="Explore the library's own plans.")] = False,
     as_json: AsJson = False,

@@ -433,7 +433,7 @@ class Waiting:
                 del self._waiters[request]
 
     async def close(self) -> None:
-        """Release everybody who waits, and let nobody wait from now on."""
+        """Return from all calls of `answer`, and let later ones not wait."""
         self._closed = True
         for request in self._waiters:
             self._resolve(request, None)

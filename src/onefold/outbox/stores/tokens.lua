@@ -21,9 +21,9 @@ local function family(parent)
 end
 
 local function record(token)
-    local found = redis.call('HGET', TOKENS, token)
-    if found then
-        return cjson.decode(found)
+    local text = redis.call('HGET', TOKENS, token)
+    if text then
+        return cjson.decode(text)
     end
 end
 
@@ -50,11 +50,11 @@ end
 
 -- [token, ...]: for each whether it exists
 function verbs.holds()
-    local held = {}
+    local exists = {}
     for i, token in ipairs(asked) do
-        held[i] = redis.call('HEXISTS', TOKENS, token) == 1
+        exists[i] = redis.call('HEXISTS', TOKENS, token) == 1
     end
-    return held
+    return exists
 end
 
 -- [at_ms, [parent, attempt, guarded, [[token, destination], ...]], ...]: for each birth, whether it was done
@@ -100,9 +100,9 @@ function verbs.remove()
         for _, child in ipairs(losers) do
             drop(child, token)
         end
-        local found = record(token)
-        if found then
-            drop(token, found[2])
+        local fields = record(token)
+        if fields then
+            drop(token, fields[2])
         end
     end
     return {}
@@ -111,11 +111,11 @@ end
 -- [token, parent or null]: remove it if it has this parent (null: any); whether it was removed
 function verbs.discard()
     local token, parent = asked[1], asked[2]
-    local found = record(token)
-    if not found or (parent ~= cjson.null and found[2] ~= parent) then
+    local fields = record(token)
+    if not fields or (parent ~= cjson.null and fields[2] ~= parent) then
         return {false}
     end
-    drop(token, found[2])
+    drop(token, fields[2])
     return {true}
 end
 
