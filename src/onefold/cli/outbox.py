@@ -104,12 +104,13 @@ def ls(
     An entry exists while a worker finishes a message. If that worker dies, the entry stays until the next delivery of
     its message, a consumer's pump or `onefold outbox recover` finishes it.
     """
+    if endpoint is not None:
+        check_name(endpoint, "endpoint")
     now = wall_ms()
     with opened(store, None, transport) as stores:
         assert stores.entities is not None
         before_ms = now - round(older_than_s * 1000) + 1
-        name = endpoint and check_name(endpoint, "endpoint")
-        entries = stores.entities.stranded(before_ms, limit, name, after_ms=now)
+        entries = stores.entities.stranded(before_ms, limit, endpoint, after_ms=now)
         dead = None if stores.queue is None else letters(stores.queue)[:limit]
     document = {"entries": [entry_document(each, now) for each in entries]}
     entry_rows = table("entity", "message or mark", ">age", "has still to send")

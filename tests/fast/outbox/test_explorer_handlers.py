@@ -299,6 +299,7 @@ def test_the_command_explores_the_shipped_plans(capsys):
         ([], "name one of TARGET, --specimen and --shipped, not none"),
         (["--shipped", "--specimen", "remade"], "not --specimen and --shipped"),
         (["--shipped", "--crashes", "2"], "--crashes needs a TARGET"),
+        (["--shipped", "--states-max", "0"], "Invalid value for '--states-max'"),
         (["--specimen", "x"], "--specimen is 'x', must be one of evicted, remade"),
         (["nocolon"], "the target is 'nocolon', must be like shop.handlers:pay"),
         (["nowhere_at_all:x"], "no module 'nowhere_at_all' in"),

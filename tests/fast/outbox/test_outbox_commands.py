@@ -118,6 +118,7 @@ def test_dead_letters_are_shown_with_why_they_are_dead(at, tmp_path):
     [
         (["ls"], "Missing option '--store'"),
         (["ls", "--store", "sqlite:///nowhere.db"], "nowhere.db is not there"),
+        (["ls", "--store", "sqlite:///nowhere.db", "--endpoint", ""], "endpoint is ''"),
         (["ls", "--store", "postgresql://me:hush@127.0.0.1:1/x"], "refused"),
         (["recover", "--store", "sqlite:///nowhere.db"], "Missing option '--transport'"),
         (["recover", "--store", "sqlite:///nowhere.db", "--transport", "sqlite:///q.db"], "nowhere.db is not there"),
