@@ -10,4 +10,4 @@ app = Endpoint("shop", store=os.environ["ONEFOLD_STORE"], transport=os.environ["
 
 @app.handler("orders", key="customer")
 def count(state: Any, message: Message) -> Any:
-    return {"orders": (state or {"orders": 0})["orders"] + 1}
+    return {"orders": (state or {"orders": 0})["orders"] + 1}, []

@@ -1,4 +1,4 @@
-"""One chain, judged message by message: what counts, what is a copy, what is missing.
+"""One chain, judged message by message: which messages count, which are copies, which are missing.
 
 Run it: python examples/chain_detector.py
 """
@@ -6,7 +6,7 @@ Run it: python examples/chain_detector.py
 from onefold import ChainDetector, Number, Tally
 
 ARRIVALS: list[tuple[Number | None, Number]] = [
-    (None, (1000, 0)),  # the head of the chain names nothing
+    (None, (1000, 0)),  # the first of the chain has no previous message
     ((1000, 0), (1000, 1)),  # in the same millisecond: the sequence goes up
     ((4000, 1), (4000, 2)),  # it overtook others
     ((1000, 1), (2500, 0)),
@@ -17,7 +17,7 @@ ARRIVALS: list[tuple[Number | None, Number]] = [
 
 
 def main() -> None:
-    """Judge all arrivals, print the state after each, then the books."""
+    """Judge all arrivals, print the state after each, then the tally."""
     detector, tally = ChainDetector(), Tally()
     for previous, number in ARRIVALS:
         tally.arrive()
@@ -27,7 +27,7 @@ def main() -> None:
     print(tally.check())
     for first, last in detector.missing():
         print(f"ask for {first} to {last}")
-    # A restart, or another machine: the bytes are the whole state, settings included.
+    # After a restart, or on another machine: the snapshot is the whole state, with its settings.
     again = ChainDetector.restore(detector.snapshot())
     print(again.judge((1000, 0), (1000, 1)))
 

@@ -1,7 +1,7 @@
 """One thermometer, three stations, two servers: every measurement counts once and is confirmed once.
 
-Nothing here needs a radio or a server: the frames are made, signed and judged in this process. `onefold serve gateway`
-does the same with real stations, and Redis in the place of the dictionary below.
+This needs no radio and no server: the frames are made, signed and judged in this process. `onefold serve gateway` does
+the same with real stations, and with Redis instead of the dictionary below.
 
 Run it: python examples/lorawan.py
 """
@@ -22,11 +22,11 @@ from onefold.lorawan import (
 
 KEY = bytes.fromhex("000102030405060708090a0b0c0d0e0f")
 THERMOMETER = Device(dev_eui=0x70B3D57ED0000001, dev_addr=0x26011BDA, strategy=Strategy.MARK)
-STATIONS = {"roof": "north", "tower": "north", "harbour": "south"}  # and the server that each is connected to
+STATIONS = {"roof": "north", "tower": "north", "harbour": "south"}  # each with the server it is connected to
 
 servers = {name: NetworkServer(name) for name in ("north", "south")}
 heard = {name: Heard() for name in servers}  # what each server remembers of the thermometer
-coordinator: dict[str, Counters] = {}  # what all servers know of all devices
+coordinator: dict[str, Counters] = {}  # the devices' counters, shared by all servers
 tally = Tally()
 
 
@@ -38,7 +38,7 @@ def measure(counter: int, text: str) -> DataUp:
 
 
 def hear(station: str, frame: DataUp, now_ms: int) -> None:
-    """A station hands in what it heard."""
+    """A station delivers a frame that it heard."""
     tally.arrive()
     name = STATIONS[station]
     counter = find_counter(KEY, frame, heard[name].fcnt_up)
@@ -59,8 +59,8 @@ def hear(station: str, frame: DataUp, now_ms: int) -> None:
 
 
 def main() -> None:
-    """A frame that all hear, one that is sent again, a forged one, and a replay."""
-    first, second = measure(65_535, "21.5"), measure(65_536, "21.7")  # 16 bits of the counter are on the air
+    """A frame that all stations hear, one that is sent again, a forged one, and a replay."""
+    first, second = measure(65_535, "21.5"), measure(65_536, "21.7")  # only 16 bits of the counter are sent
     for name in servers:
         heard[name].fcnt_up = 65_534
 
@@ -70,10 +70,10 @@ def main() -> None:
 
     hear("roof", second, 60_000)
     hear("tower", second, 60_003)
-    hear("roof", second, 62_000)  # its confirmation was lost on the air
+    hear("roof", second, 62_000)  # its confirmation was lost
 
     hear("roof", second._replace(payload=b"99.9"), 63_000)
-    hear("roof", first, 200_000)  # somebody recorded it
+    hear("roof", first, 200_000)  # recorded and replayed
     print(tally.check())
 
 

@@ -1,7 +1,7 @@
-"""A phone and a laptop were apart for a while: which notes does each lack? A few messages tell.
+"""A phone and a laptop were offline for a while: a few messages show which notes each lacks.
 
-A record's id is the SHA-256 of its content, its timestamp says when it was written. Only ids and fingerprints travel;
-the notes themselves are copied afterwards, each verified by its id.
+A record's id is the SHA-256 of its content, its timestamp the time of writing. Only ids and fingerprints are sent; the
+notes themselves are copied afterwards, each verified by its id.
 
 Run it: python examples/negentropy.py
 """
@@ -19,22 +19,22 @@ def notes(numbers: range) -> Notes:
     return {sha256(text.encode()).digest(): (1_700_000_000 + 60 * number, text) for number, text in texts.items()}
 
 
-def sealed(held: Notes) -> ItemSet:
-    """What one side holds, ready for a session."""
-    items = ItemSet.from_arrays([written for written, _ in held.values()], list(held))
+def sealed(side: Notes) -> ItemSet:
+    """The notes of one side, ready for a session."""
+    items = ItemSet.from_arrays([written for written, _ in side.values()], list(side))
     items.seal()
     return items
 
 
 def reconcile(mine: Notes, theirs: Notes) -> tuple[list[bytes], list[bytes]]:
-    """The client's loop: what only this side has, and what only the other side has."""
+    """The client's loop: the ids that only this side has, and those that only the other side has."""
     client, server = Session(sealed(mine)), Session(sealed(theirs))
     have: list[bytes] = []
     need: list[bytes] = []
     message: bytes | None = client.initiate()
     while message is not None:
-        reply = server.reconcile(message).reply  # over a network, in real life
-        assert reply is not None  # only a client is ever done
+        reply = server.reconcile(message).reply  # in reality over a network
+        assert reply is not None  # a server always replies
         message, more_have, more_need = client.reconcile(reply)
         have += more_have
         need += more_need
@@ -44,7 +44,7 @@ def reconcile(mine: Notes, theirs: Notes) -> tuple[list[bytes], list[bytes]]:
 
 
 def main() -> None:
-    """Find what differs, copy it, and see that nothing differs any more."""
+    """Find the differences, copy the notes, and check that nothing differs any more."""
     phone, laptop = notes(range(50_000)), notes(range(50_000))
     laptop.update(notes(range(50_000, 50_003)))  # written on the laptop yesterday
     phone.update(notes(range(50_003, 50_005)))  # and on the phone
@@ -58,7 +58,7 @@ def main() -> None:
         laptop[id] = phone[id]
     for id in need:
         written, text = laptop[id]
-        assert sha256(text.encode()).digest() == id, "a note that is not what it claims to be"
+        assert sha256(text.encode()).digest() == id, "the note does not match its id"
         phone[id] = written, text
     print("now both are equal:", reconcile(phone, laptop) == ([], []))
 

@@ -1,6 +1,6 @@
-"""One chain, brought into order by a small event loop; its clock is a variable, so it runs in no time.
+"""One chain, put in order by a small event loop; its clock is a variable, so it runs at once.
 
-Message 3 comes late, 5 must be asked for, 7 is lost for good. Run it: python examples/ordered_chain.py
+Message 3 comes late, 5 must be requested again, 7 is lost. Run it: python examples/ordered_chain.py
 """
 
 import heapq
@@ -11,23 +11,23 @@ Due = tuple[int, str, Number, Number | None]  # when, text, number, previous num
 
 SENT = [((n, 0), (n - 1, 0) if n > 1 else None) for n in range(1, 9)]
 ARRIVES_MS = {1: 0, 2: 10, 4: 20, 3: 30, 6: 40, 8: 50}
-ARCHIVE = {5}  # what somebody else still has
-RESEND_MS = 25  # how long they take to answer
+ARCHIVE = {5}  # messages that can be requested again
+RESEND_MS = 25  # how long a request takes
 
 
 def arrivals() -> list[Due]:
-    """What the network delivers by itself."""
+    """The messages that the network delivers by itself."""
     return [(ARRIVES_MS[n[0]], f"message {n[0]}", n, previous) for n, previous in SENT if n[0] in ARRIVES_MS]
 
 
 def resent(request: Resend) -> list[Due]:
-    """What the archive delivers for a request."""
+    """The messages that the archive delivers for a request."""
     wanted = [(n, p) for n, p in SENT if n[0] in ARCHIVE and request.first <= n <= request.last]
     return [(request.at_ms + RESEND_MS, f"message {n[0]} (resent)", n, previous) for n, previous in wanted]
 
 
 def main() -> None:
-    """Feed the chain what is due, in time order, until nothing is left to do."""
+    """Feed the chain with the messages that are due, in order of time, until nothing is left to do."""
     chain = OrderedChain[str](wait_ms=50, retry_ms=100, requests_max=2, strategy="full")
     queue = arrivals()
     heapq.heapify(queue)
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def act(event: Event[str], queue: list[Due]) -> None:
-    """Do what the chain asks for."""
+    """Handle an event of the chain."""
     match event:
         case Released(at_ms, _, message):
             print(f"{at_ms:4} ms  out: {message}")

@@ -1,7 +1,7 @@
-"""A phone and a laptop keep their notes in step: what either lacks is found and copied, through a crash.
+"""A phone and a laptop sync their notes: missing notes are found and copied in both directions, despite a crash.
 
 The laptop serves its store (`onefold serve reconcile laptop.db`); the phone reconciles with it (`onefold reconcile
-phone.db ws://...`). Each record is held against its id before it is kept.
+phone.db ws://...`). Each record is verified by its id before it is stored.
 
 Run it: python examples/reconcile.py
 """
@@ -29,13 +29,13 @@ class Killed(Exception):
 
 
 def write(store: Records, *numbers: int) -> None:
-    """Notes, each with the time that it was written."""
+    """Add notes, each with the time of writing."""
     store.add([record(1_700_000_000 + 60 * number, b"note %d" % number) for number in numbers])
 
 
 @contextmanager
 def served(store: Records) -> Iterator[str]:
-    """The address of a server, which closes the store when it ends."""
+    """The URL of a server, which closes the store at the end."""
     server = ReconcileServer(store, ReconcileSettings(port=0))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -55,7 +55,7 @@ def show(done: Reconciliation) -> None:
 
 
 def main() -> None:
-    """Reconcile, be killed in the middle, and go on."""
+    """Reconcile, get killed in the middle, and continue."""
     with tempfile.TemporaryDirectory() as folder:
         phone, laptop = (open_records(str(Path(folder) / name)) for name in ("phone.db", "laptop.db"))
         write(phone, *range(10_000), 31_337)

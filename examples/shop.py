@@ -26,45 +26,45 @@ shipping = Endpoint("shipping", store=STORE, transport=TRANSPORT)
 
 @orders.handler("orders", key="order")
 def place(state: Any, message: Message) -> Any:
-    """An order is placed, and wants to be paid."""
+    """Place an order, and ask for its payment."""
     return {"placed": (state or {"placed": 0})["placed"] + 1}, [Out("payments", message.body)]
 
 
 @payments.handler("payments", key="customer")
 def pay(state: Any, message: Message) -> Any:
-    """The account of a customer: were an order paid twice, the sum would show it."""
+    """Add to the customer's account: an order that was paid twice would show in the sum."""
     paid = (state or {"paid": 0})["paid"] + message["sum"]
     return {"paid": paid}, [Out("shipping", {"order": message["order"]})]
 
 
 @shipping.handler("shipping", key="order")
 async def ship(state: Any, message: Message) -> Any:
-    """A handler may be async, too. Whoever ordered over HTTP is answered; the others asked nothing."""
+    """A handler may be async. The reply goes to orders that came over HTTP; for the others nothing is sent."""
     return {"shipped": (state or {"shipped": 0})["shipped"] + 1}, [Out.reply({"shipped": message["order"]})]
 
 
 def order(number: int) -> dict[str, Any]:
-    """What the customers want."""
+    """The body of an order."""
     return {"order": f"o{number}", "customer": f"c{number % CUSTOMERS}", "sum": number}
 
 
 def start(name: str) -> subprocess.Popen[str]:
-    """A consumer as a process of its own; a short lease, so that what a killed one had comes again soon."""
+    """Start a consumer process, with a short lease, so that a killed one's messages are redelivered soon."""
     words = ["-m", "onefold.cli.main", "consume", f"shop:{name}", "--lease-s", "1", "--batch", "4"]
     environ = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
     process = subprocess.Popen([sys.executable, *words], env=environ, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    process.stderr.readline()  # it says that it consumes
+    process.stderr.readline()  # printed when it has started
     return process
 
 
 def main() -> None:
-    """Place the orders, kill whoever works on them, and count what came of it."""
+    """Place the orders, kill consumers, and check the result."""
     rng = random.Random(7)
     names = ["orders", "payments", "shipping"]
     running = {name: start(name) for name in names}
     for number in range(ORDERS):
-        for _ in range(rng.choice([1, 1, 2])):  # a source that is read again; its place is its mark
+        for _ in range(rng.choice([1, 1, 2])):  # a source that is read again; the line number is its mark
             orders.take("orders.csv", number, [Out("orders", order(number))])
         if number % (ORDERS // KILLS) == 0:
             name = rng.choice(names)
@@ -86,6 +86,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:  # by hand, the files are where you are
+    with tempfile.TemporaryDirectory() as folder:  # run by hand, the files are in the working folder
         os.chdir(folder)
         main()

@@ -17,7 +17,7 @@ ROWS = [
     ("kitchen", 2_000, 1_000, 2_900, 20.6),  # the sender tried again
     ("kitchen", 4_000, 3_000, 4_100, 20.9),  # 3,000 is missing
     ("cellar", 1_500, None, 1_600, 11.0),
-    ("cellar", 9_999_999, 1_500, 2_600, 11.0),  # a clock gone wrong
+    ("cellar", 9_999_999, 1_500, 2_600, 11.0),  # a wrong clock
     (None, 1_700, None, 1_800, 3.0),
 ]
 COLUMNS = ChainColumns(
@@ -31,7 +31,7 @@ COLUMNS = ChainColumns(
 
 
 def own_session() -> SparkSession:
-    """Any SparkSession will do; where JAVA_HOME is not set, onefold's finds a Java or brings one."""
+    """Any SparkSession works; without JAVA_HOME, onefold's `local_session` finds a Java or brings one."""
     if "JAVA_HOME" not in os.environ:
         from onefold.spark import local_session
 
@@ -41,7 +41,7 @@ def own_session() -> SparkSession:
 
 
 def judged(df: DataFrame) -> DataFrame:
-    """The table with two more columns: verdict and reason."""
+    """The table with two new columns: verdict and reason."""
     return df.transform(judge_chains(COLUMNS))
 
 

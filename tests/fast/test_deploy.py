@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import tomllib
 from pathlib import Path
 from urllib.request import urlopen
@@ -10,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from onefold import Endpoint
+from onefold import Endpoint, Out, Verdict
 from onefold.cli.main import app
 from onefold.cli.stream import _metrics
 from onefold.net.http import exposition
@@ -60,6 +61,15 @@ def test_what_the_compose_file_mounts_and_waits_for_is_there():
     (made,) = re.findall(r"mkdir (.+?) &&", (DEPLOY / "Dockerfile").read_text())
     mounted = {volume.split(":")[1] for service in OURS.values() for volume in service.get("volumes", ())}
     assert {place for place in mounted if "." not in place} <= set(made.split()), "a new volume would be root's"
+
+
+def test_the_handler_of_the_compose_file_counts_an_order(monkeypatch):
+    for name in ("ONEFOLD_STORE", "ONEFOLD_TRANSPORT"):
+        monkeypatch.setenv(name, "memory://")
+    with runpy.run_path(str(DEPLOY / "app.py"))["app"] as shop:
+        shop.take("orders.log", 1, [Out("orders", {"customer": "ann", "item": "book"})])
+        assert shop.consume(until_empty=True, attempts_max=1).count(Verdict.FIRST) == 1
+        assert shop.state("ann") == {"orders": 1}
 
 
 def test_the_pipeline_is_one_that_run_takes():

@@ -84,6 +84,16 @@ def test_a_batch_that_is_replayed_sends_nothing_again_and_equal_rows_are_message
     assert ids(bench.messages()) == sorted([*range(20), *[7] * 9, *range(30, 33)])
 
 
+def test_before_spark_4_1_a_task_may_have_several_buckets(spark, bench, monkeypatch):
+    for kind in type(spark.range(1)).__mro__:
+        if "repartitionById" in vars(kind):
+            monkeypatch.delattr(kind, "repartitionById")
+    rows = spark.createDataFrame([(i % 70,) for i in range(100)], "id long")
+    for partitions in (1, 3):
+        bench.sink(buckets=8)(rows.repartition(partitions), 0)
+    assert ids(bench.messages()) == sorted(i % 70 for i in range(100))
+
+
 @pytest.mark.parametrize("plan", ["transactional", "parented"])
 def test_a_batch_that_failed_in_the_middle_is_finished_by_its_replay(spark, bench, plan):
     sink = bench.sink(plan=plan)
@@ -225,7 +235,7 @@ def test_a_message_that_is_too_large_is_named(spark, bench):
         ({"chunk_max": 1_001}, "chunk_max is 1001, must be from 1 to 1,000"),
         ({"plan": "bold"}, "plan is 'bold', must be one of checkpointed, parented, transactional"),
         ({"plan": "transactional", "tokens": "redis://h"}, "leave tokens out"),
-        ({"store": "memory://"}, "store is 'memory://': every task would have a memory of its own"),
+        ({"store": "memory://"}, "store is 'memory://': each task would have a memory of its own"),
         ({"source": "a:1"}, "must be without ':', '#' and '/'"),
     ],
 )

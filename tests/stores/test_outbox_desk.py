@@ -196,7 +196,7 @@ def test_the_consumer_does_the_chores(counter):
     assert counter.ledger.load([counter.desk.endpoint.key(request)])[0].state is None
 
 
-@pytest.mark.parametrize(("ahead_s", "told"), [(301, "301 s ahead; at most 300 s can be"), (-WINDOW_S, "s old")])
+@pytest.mark.parametrize(("ahead_s", "told"), [(301, "301 s ahead, at most 300 s are allowed"), (-WINDOW_S, "s old")])
 def test_an_id_of_another_time_is_refused(counter, ahead_s, told):
     with pytest.raises((BadInput, Gone), match=told):
         counter.desk.put("orders", new_id(START_MS + ahead_s * 1_000))
@@ -228,9 +228,9 @@ def test_only_the_queues_that_are_named_can_be_asked_for(counter):
     desk = Desk(**counter.places, queues=["orders"])
     assert desk.put("orders", desk.issue())
     for queue in ("refunds", "desk"):
-        with pytest.raises(Unknown, match="no requests are taken for the queue"):
+        with pytest.raises(Unknown, match="this desk takes no requests for the queue"):
             desk.put(queue, desk.issue())
-    with pytest.raises(Unknown, match="no requests are taken for the queue 'desk'"):
+    with pytest.raises(Unknown, match="this desk takes no requests for the queue 'desk'"):
         counter.desk.put("desk", counter.desk.issue())
 
 

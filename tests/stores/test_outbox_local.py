@@ -166,9 +166,9 @@ def test_the_plan_is_local_where_store_and_queue_are_one(tmp_path):
         Endpoint("shop", store=at, transport=other, plan="local")
     with pytest.raises(Misuse, match="MemoryLedger is no queue: name one by 'transport'"):
         Endpoint("shop", store=MemoryLedger())
-    with pytest.raises(Misuse, match="under the plan 'transactional' a handler needs a key"):
+    with pytest.raises(Misuse, match="a handler that has no key needs the plan 'local'"):
         Endpoint("shop", store=at, transport=other).handler("orders")(lambda message: [])
-    with pytest.raises(Misuse, match="in your own transaction: it needs 'local'"):
+    with pytest.raises(Misuse, match="sending in your own transaction needs the plan 'local'"):
         Endpoint("shop", store=MemoryLedger(), transport=MemoryQueue()).send(None, Out("orders", 1))
 
 
@@ -219,6 +219,7 @@ def test_sessions_and_connections_of_sqlalchemy_are_callers_too(place, app):
     for begin in (engine.connect, lambda: Session(engine)):
         with begin() as kept:
             app.send(kept, Out("orders", 1))
+            app.send(kept)
             kept.commit()
         with begin() as lost:
             app.send(lost, Out("orders", 2))
@@ -244,6 +245,7 @@ def test_asynchronous_connections_are_awaited(postgres_uri, postgres_url):
         engine = create_async_engine("postgresql+asyncpg://", async_creator=lambda: asyncpg.connect(postgres_uri))
         async with engine.connect() as connection:
             await app.send(connection, Out("orders", 6))
+            await app.send(connection)
             await connection.commit()
         async with AsyncSession(engine) as session:
             await app.send(session, Out("orders", 7))

@@ -24,27 +24,29 @@ from onefold.tally import Tally
 
 def consume(
     targets: Annotated[
-        list[str], Argument(metavar="MODULE:APP", help="A module of this folder, and the endpoint in it: shop:app.")
+        list[str], Argument(metavar="MODULE:APP", help="A module in this folder, and the endpoint in it: shop:app.")
     ],
-    concurrency: Annotated[int, Option(min=1, help="Threads that process messages, of each endpoint.")] = 1,
-    batch: Annotated[int, Option(min=1, help="Messages that are taken at once.")] = 64,
-    lease_s: Annotated[float, Option(min=0.01, help="Seconds until others get what a dead consumer had.")] = 30,
-    attempts_max: Annotated[int, Option(min=1, help="Failed deliveries before a message is set aside.")] = 10,
-    backoff_s: Annotated[float, Option(min=0, help="Seconds before the second delivery; it doubles.")] = 1,
-    backoff_max_s: Annotated[float, Option(min=0, help="Seconds between two deliveries, at most.")] = 300,
-    recover_s: Annotated[float, Option(min=0.01, help="Seconds between two looks for what others left.")] = 30,
-    stranded_s: Annotated[float, Option(min=0, help="Outbox entries older than this are finished then.")] = 60,
-    tombstone_s: Annotated[float, Option(min=0, help="How long deleted entities are remembered.")] = 7 * 86_400,
-    until_empty: Annotated[bool, Option("--until-empty", help="End when the queues are empty.")] = False,
+    concurrency: Annotated[int, Option(min=1, help="Threads that process messages, per endpoint.")] = 1,
+    batch: Annotated[int, Option(min=1, help="Messages to lease at once.")] = 64,
+    lease_s: Annotated[float, Option(min=0.01, help="Seconds until a dead consumer's messages are redelivered.")] = 30,
+    attempts_max: Annotated[int, Option(min=1, help="Failed deliveries before a message is a dead letter.")] = 10,
+    backoff_s: Annotated[float, Option(min=0, help="Seconds before the second delivery; doubles each time.")] = 1,
+    backoff_max_s: Annotated[float, Option(min=0, help="Maximum seconds between two deliveries.")] = 300,
+    recover_s: Annotated[float, Option(min=0.01, help="Seconds between two runs of the recovery pump.")] = 30,
+    stranded_s: Annotated[
+        float, Option(min=0, help="Age in seconds from which the pump finishes outbox entries.")
+    ] = 60,
+    tombstone_s: Annotated[float, Option(min=0, help="Seconds to keep tombstones of deleted entities.")] = 7 * 86_400,
+    until_empty: Annotated[bool, Option("--until-empty", help="Stop when the queues are empty.")] = False,
     metrics_port: Annotated[
-        int | None, Option(min=0, max=65535, help="Answer /metrics and /healthz on this port of loopback; 0: any.")
+        int | None, Option(min=0, max=65535, help="Serve /metrics and /healthz on this loopback port; 0: any free one.")
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Process the messages of the queues of one or more endpoints, each once, until it is stopped.
+    """Process the messages of one or more endpoints, each once, until stopped.
 
-    Ctrl-C and SIGTERM stop it: what is being processed is finished, the rest goes back. A kill loses nothing either.
-    Exit code 1: messages were set aside as dead letters.
+    Ctrl-C and SIGTERM stop it: messages being processed are finished, the rest is released. A kill loses nothing
+    either. Exit code 1: some messages became dead letters.
     """
     settings = Consuming(
         concurrency=concurrency, batch=batch, lease_s=lease_s, attempts_max=attempts_max, backoff_s=backoff_s,
@@ -52,7 +54,7 @@ def consume(
         until_empty=until_empty,
     )  # fmt: skip
     if metrics_port is not None and len(targets) > 1:
-        raise Misuse("--metrics-port is for one endpoint: several would have the same names for different figures")
+        raise Misuse("--metrics-port is for one endpoint: several would use the same names for different metrics")
     stop = threading.Event()
     with ExitStack() as around:
         apps = [find_endpoint(target) for target in targets]
@@ -67,7 +69,7 @@ def consume(
             from onefold.outbox.metrics import watched
 
             url = around.enter_context(watched(consumers[0], metrics_port))
-            people.lines(f"figures at {url}/metrics")
+            people.lines(f"metrics at {url}/metrics")
         tallies = _run(consumers, stop, "" if until_empty else "; Ctrl-C ends it")
     lines, documents = [], {}
     for consumer, tally in zip(consumers, tallies, strict=True):
@@ -81,7 +83,7 @@ def consume(
 
 
 def _run(consumers: list[Consumer], stop: threading.Event, end: str) -> list[Tally]:
-    """All side by side, until each has ended; when one of them fails, all do."""
+    """Run all in threads until each has ended; when one fails, stop the others."""
 
     def run(consumer: Consumer) -> Tally:
         name, queues = consumer.app.name, ", ".join(consumer.app.handlers)
@@ -96,7 +98,7 @@ def _run(consumers: list[Consumer], stop: threading.Event, end: str) -> list[Tal
     with ThreadPoolExecutor(len(consumers)) as pool:
         running = [pool.submit(run, consumer) for consumer in consumers]
         while not all(each.done() for each in running):
-            sleep(POLL_S)  # the signals' turn: a wait without end would not hear them
+            sleep(POLL_S)  # signal handlers run in between; an endless wait would block them
     return [each.result() for each in running]
 
 
@@ -104,19 +106,19 @@ def find_endpoint(target: str) -> Endpoint:
     """The endpoint that ``module:app`` names; the module may be one of the working folder."""
     name, _, attribute = target.partition(":")
     if not name or not attribute:
-        raise Misuse(f"{target!r} is no MODULE:APP, such as shop:app", target=target)
+        raise Misuse(f"{target!r} must be MODULE:APP, such as shop:app", target=target)
     module = load_module(name)
     app = getattr(module, attribute, None)
     if not isinstance(app, Endpoint):
         names = sorted(each for each, value in vars(module).items() if isinstance(value, Endpoint))
-        there = f"there are {', '.join(names)}" if names else "there is none in it"
-        what = f"is a {type(app).__name__}, no Endpoint" if hasattr(module, attribute) else "is not there"
-        raise Misuse(f"{target}: {attribute!r} of the module {name!r} {what}; {there}", target=target)
+        there = f"it has {', '.join(names)}" if names else "it has no endpoint"
+        problem = f"is a {type(app).__name__}, not an Endpoint" if hasattr(module, attribute) else "does not exist"
+        raise Misuse(f"{target}: {attribute!r} in the module {name!r} {problem}; {there}", target=target)
     return app
 
 
 def load_module(name: str) -> ModuleType:
-    """A module of the working folder or of the path; `Misuse` if there is none."""
+    """Import a module from the working folder or the path; `Misuse` if there is none."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -124,8 +126,8 @@ def load_module(name: str) -> ModuleType:
         return import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is there, and itself imports what is not
-        raise Misuse(f"no module {name!r} in {here} or on the path of Python", module=name) from error
+            raise  # it exists, and imports a module that does not
+        raise Misuse(f"no module {name!r} in {here} or on Python's path", module=name) from error
     except OnefoldError:
         raise
     except Exception as error:

@@ -15,24 +15,26 @@ if TYPE_CHECKING:
     from onefold.outbox.explore import Exploration
 
 SHIPPED_STATES_MAX: Final = 20_000
-"""Per plan and world: all of them in some ten seconds. The tests look at a hundred times as many."""
+"""Per plan and topology: about ten seconds for all. The tests explore a hundred times as many."""
 
 
 def explore(
     target: Annotated[str | None, Argument(help="module:handler, or module:app with an Endpoint.")] = None,
     message: Annotated[list[str] | None, Option(help="A body as JSON, or QUEUE:JSON; may be repeated.")] = None,
     key: Annotated[str | None, Option(help="The field that names the entity. Default: one for all.")] = None,
-    plan: Annotated[str | None, Option(help='The plan to explore, or "all".')] = None,
-    workers: Annotated[int | None, Option(help="Consumers that work at once. Default: 2.")] = None,
-    crashes: Annotated[int | None, Option(help="How many of them may be killed. Default: 1.")] = None,
-    expiries: Annotated[int | None, Option(help="How many leases may run out. Default: 1.")] = None,
-    copies: Annotated[int | None, Option(help="How many copies the transport may make. Default: 0.")] = None,
-    states_max: Annotated[int | None, Option(help="Stop after so many states.")] = None,
+    plan: Annotated[
+        str | None, Option(help='The plan, or "all". Default: as the endpoint, else transactional.')
+    ] = None,
+    workers: Annotated[int | None, Option(help="Workers at the same time. Default: 2.")] = None,
+    crashes: Annotated[int | None, Option(help="How many times a worker may be killed. Default: 1.")] = None,
+    expiries: Annotated[int | None, Option(help="How many leases may expire. Default: 1.")] = None,
+    copies: Annotated[int | None, Option(help="How many copies the transport may deliver. Default: 0.")] = None,
+    states_max: Annotated[int | None, Option(min=1, help="Stop after this many states. Default: 200,000.")] = None,
     specimen: Annotated[str | None, Option(help="Show how a faulty published draft fails: evicted or remade.")] = None,
     shipped: Annotated[bool, Option("--shipped", help="Explore the library's own plans.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Try every crash, every order and every late write. Exit 1, with the shortest history, if anything is wrong."""
+    """Try every crash, every order and every late write. Exit code 1, with the shortest history, if any goes wrong."""
     from onefold.outbox.explore import SHIPPED, SPECIMENS, TOPOLOGIES, Convicted, explored
 
     budgets = {"plan": plan, "workers": workers, "crashes": crashes, "expiries": expiries, "copies": copies}
@@ -40,9 +42,9 @@ def explore(
     options = {name: value for name, value in words.items() if value is not None}
     wanted = [name for name, value in {"TARGET": target, "--specimen": specimen, "--shipped": shipped}.items() if value]
     if len(wanted) != 1:
-        raise Misuse(f"explore what? One of TARGET, --specimen and --shipped, not {' and '.join(wanted) or 'none'}")
+        raise Misuse(f"name one of TARGET, --specimen and --shipped, not {' and '.join(wanted) or 'none'}")
     if target is None and options:
-        raise Misuse(f"--{next(iter(options))} needs a TARGET: {wanted[0]} has its own worlds")
+        raise Misuse(f"--{next(iter(options))} needs a TARGET: {wanted[0]} has its own settings")
     limit: dict[str, Any] = {} if states_max is None else {"states_max": states_max}
     explorations: list[Exploration] = []
     try:
@@ -68,12 +70,12 @@ def explore(
         raise Exit(1) from None
     lines: list[str] = []
     for each in explorations:
-        how = f"all {each.states:,} states" if each.complete else f"the nearest {each.states:,} states only"
+        how = f"all {each.states:,} states" if each.complete else f"the first {each.states:,} states only"
         calls = f"; the handler is called up to {each.calls_max} times per message" if each.calls_max else ""
         where = "" if target else f"{each.topology}, "
         lines.append(f"{where}{each.plan}: nothing wrong in {how} ({each.extent}){calls}")
         if target and each.ends:
-            lines.append(f"  note: the end depends on the order of the messages: {' | '.join(each.ends)}")
+            lines.append(f"  note: the result depends on the order of the messages: {' | '.join(each.ends)}")
         lines += [f"  note: {finding}" for finding in each.findings]
     if len(explorations) > 1:
         lines.append(f"{sum(each.states for each in explorations):,} states in all, nothing wrong")
@@ -81,7 +83,7 @@ def explore(
 
 
 def _load(target: str) -> Any:
-    """What ``module:name`` means, seen from the working folder."""
+    """The object that ``module:name`` names, seen from the working folder."""
     module, _, name = target.partition(":")
     if not module or not name:
         raise Misuse(f"the target is {target!r}, must be like shop.handlers:pay")
@@ -94,7 +96,7 @@ def _load(target: str) -> Any:
 
 
 def _message(text: str) -> Any:
-    """A body, or a queue and a body.
+    """A body, or a pair of queue and body.
 
     >>> _message('{"n": 1}'), _message('orders:{"n": 1}')
     ({'n': 1}, ('orders', {'n': 1}))

@@ -1,4 +1,4 @@
-"""``onefold outbox``: what waits in outboxes, and what fills them."""
+"""``onefold outbox``: feeds, outbox entries that are not finished, and the tables."""
 
 import threading
 from collections.abc import Iterator
@@ -28,12 +28,12 @@ from onefold.producers.topic import topic_folder
 from onefold.report.text import foreign, table
 from onefold.stores.addresses import masked
 
-Of: TypeAlias = Annotated[str | None, Option("--endpoint", help="Of this endpoint only.")]
+Of: TypeAlias = Annotated[str | None, Option("--endpoint", help="Only entries of this endpoint.")]
 
 
 class TopicLog:
-    """The log of a topic, as a feed reads it; ``whole``: a body is the whole record, with offset, time, producer and
-    sequence, and its payload as it can be."""
+    """The log of a topic, as a feed reads it; ``whole``: a message's body is the whole record, with offset, time,
+    producer, sequence and payload."""
 
     def __init__(self, folder: Path, topic: str, *, whole: bool = False) -> None:
         self.name = topic
@@ -57,26 +57,26 @@ class TopicLog:
 
 def feed(
     folder: Annotated[Path, Argument(exists=True, file_okay=False, help="A folder of topics.")],
-    topic: Annotated[str, Argument(help="The topic whose messages are taken.")],
-    to: Annotated[str, Option(help="The queue that they go to.")],
+    topic: Annotated[str, Argument(help="The topic to read.")],
+    to: Annotated[str, Option(help="The queue to send to.")],
     store: Store,
     transport: Transport,
     tokens: Tokens = None,
     plan: Plan = None,
     body: Annotated[
         Literal["payload", "record"],
-        Option(help="What is sent: the payload, which must be JSON; or the record, with its offset and producer."),
+        Option(help="What to send: the payload, which must be JSON, or the whole record, with offset and producer."),
     ] = "payload",
     name: Annotated[
-        str, Option(help="Under this name the store keeps how far the feed came; feeds of two logs need two names.")
+        str, Option(help="The name under which the store keeps the feed's position; feeds of two logs need two names.")
     ] = "feed",
-    chunk_max: Annotated[int, Option(min=1, max=1_000, help="Messages that are taken in one go.")] = 500,
-    follow: Annotated[bool, Option("--follow", help="Wait for more; Ctrl-C and SIGTERM end it.")] = False,
+    chunk_max: Annotated[int, Option(min=1, max=1_000, help="Messages per transaction.")] = 500,
+    follow: Annotated[bool, Option("--follow", help="Wait for more messages, until Ctrl-C or SIGTERM.")] = False,
     json: AsJson = False,
 ) -> None:
-    """Send each message of a topic to a queue, once, with a token; begin where the last feed ended.
+    """Send each message of a topic to a queue, once, with a token; start where the last feed stopped.
 
-    How far it came is kept in the store. It can be killed at any time and started again.
+    The position is kept in the store: the feed can be killed at any time and started again.
     """
     check_lasting(store=store, transport=transport, tokens=tokens)
     stop = threading.Event()
@@ -84,8 +84,8 @@ def feed(
         feeding = Feed(TopicLog(folder, topic, whole=body == "record"), to, endpoint, chunk_max=chunk_max)
         with stopped_by_signals(stop):  # after the chunk in hand
             fed = feeding.run(follow=follow, stop=stop)
-    resumed = f", {fed.resumed:,} of them of a chunk that was cut off before" if fed.resumed else ""
-    line = f"{fed.sent + fed.resumed:,} messages of {topic} went to {to}{resumed}; taken up to offset {fed.mark}"
+    resumed = f", {fed.resumed:,} of them from a chunk that was interrupted before" if fed.resumed else ""
+    line = f"{fed.sent + fed.resumed:,} messages of {topic} sent to {to}{resumed}; taken up to offset {fed.mark}"
     tell(line, {"topic": topic, "to": to, **asdict(fed)}, json)
 
 
@@ -94,21 +94,23 @@ def ls(
     transport: MaybeTransport = None,
     endpoint: Of = None,
     older_than_s: Annotated[
-        float, Option(min=0, help="Seconds; leave out younger ones, which a worker probably has.")
+        float, Option(min=0, help="Minimum age in seconds: a worker is probably still finishing younger entries.")
     ] = 0,
-    limit: Annotated[int, Option(min=1, max=LOOKED_MAX, help="How many to show of each.")] = 1_000,
+    limit: Annotated[int, Option(min=1, max=LOOKED_MAX, help="How many to show of each kind.")] = 1_000,
     as_json: AsJson = False,
 ) -> None:
-    """Show what is in outboxes, the oldest first; with --transport the dead letters, too.
+    """Show outbox entries, oldest first; with --transport, also dead letters.
 
-    An entry is there while a message is being finished. One that stays was left by a worker that died: the next
-    delivery of its message finishes it, or a consumer's pump, or `onefold outbox recover`.
+    An entry exists while a worker finishes a message. If that worker dies, the entry stays until the next delivery of
+    its message, a consumer's pump or `onefold outbox recover` finishes it.
     """
+    if endpoint is not None:
+        check_name(endpoint, "endpoint")
     now = wall_ms()
     with opened(store, None, transport) as stores:
         assert stores.entities is not None
         before_ms = now - round(older_than_s * 1000) + 1
-        entries = stores.entities.stranded(before_ms, limit, endpoint and check_name(endpoint, "endpoint"))
+        entries = stores.entities.stranded(before_ms, limit, endpoint, after_ms=now)
         dead = None if stores.queue is None else letters(stores.queue)[:limit]
     document = {"entries": [entry_document(each, now) for each in entries]}
     entry_rows = table("entity", "message or mark", ">age", "has still to send")
@@ -137,14 +139,14 @@ def recover(
     tokens: Tokens = None,
     endpoint: Of = None,
     older_than_s: Annotated[
-        float, Option(min=0, help="Seconds; younger entries are left to the worker that has them.")
+        float, Option(min=0, help="Minimum age in seconds: a worker is probably still finishing younger entries.")
     ] = 60,
     as_json: AsJson = False,
 ) -> int:
-    """Finish what is left in outboxes: send what is to be sent, once, and remove tokens that were made for nothing.
+    """Finish outbox entries: send their messages, once, and remove tokens that no message uses.
 
-    Consumers do the same from time to time. It can run at any time, and beside them. Exit code 1 if another process had
-    an entry: it finishes that, or the next call does.
+    Consumers do the same from time to time. Safe at any time, also while they run. Exit code 1 if another process was
+    at an entry: that process finishes it, or the next call does.
     """
     if endpoint is not None:
         check_name(endpoint, "endpoint")
@@ -153,7 +155,7 @@ def recover(
         assert stores.queue is not None
         world = World(stores.entities, stores.tokens, stores.queue)
         done = recover_stores(world, wall_ms(), older_than_s, endpoint)
-    rest = f"{done.conflicts:,} left to somebody else, {done.swept:,} useless tokens removed"
+    rest = f"{done.conflicts:,} left to another process, {done.swept:,} useless tokens removed"
     document = {name: count for name, count in asdict(done).items() if name != "purged"}
     tell(f"{done.finished:,} finished, {rest}", document, as_json)
     return 1 if done.conflicts else 0
@@ -161,12 +163,12 @@ def recover(
 
 def migrate(
     store: Annotated[str, Argument(help="The database: sqlite:///file.db, postgresql://user@host/database.")],
-    sql: Annotated[bool, Option("--sql", help="Print the statements for somebody else to run; open nothing.")] = False,
+    sql: Annotated[bool, Option("--sql", help="Print the SQL statements instead; do not connect.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the tables of an outbox, or bring them up to date. Opening a store does it, too, if it is allowed to.
+    """Create or upgrade the tables of an outbox. Opening a store does the same, if it has the rights.
 
-    Each statement can be run again. The tables carry a version: an older onefold refuses those of a later one.
+    Every statement is idempotent. The tables have a version: an older onefold refuses tables of a newer one.
     """
     statements = schema_at(store)
     if sql:

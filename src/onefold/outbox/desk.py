@@ -1,38 +1,37 @@
-"""The desk: where requests from outside get their token, by an issue/submit handshake.
+"""The desk: requests from outside get their token here, by an issue/submit handshake.
 
-A client that hears nothing does not know whether its request arrived. So a request has two steps, and both can be
-repeated without harm: first a place for it is made under an id that the client chose (*open*), then it is filled with a
-body (*submitted*), which sends the message, once. What was never issued, or is expired, or forgotten, cannot be
-submitted. A request is an entity, and a source with the marks 0 and 1 (see `plans`): mark 1 sends. The digest of the
-body that came first is kept with it; another body is refused. A handler answers by `Out.reply`; the answer comes as a
-message to the desk's own queue, and is stored with the request. All of it ends when the id is a window old.
+A client that gets no response does not know whether its request arrived. So a request has two idempotent steps: it is
+issued under an id (*open*), then submitted with a body (*submitted*), which sends the message, once. A request that was
+never issued, has expired or was forgotten cannot be submitted. A request is an entity, and a source with the marks 0
+and 1 (see `plans`): mark 1 sends. The digest of the first body is kept with it; another body is refused. A handler
+answers by `Out.reply`; the answer is a message to the desk's own queue, and is stored with the request. The request
+expires when its id is a window old.
 
     open --submit--> submitted --the handler's reply--> answered
       \\___________________ forget, or a window ___________________> gone
 
-*Ids* are UUIDs of version 7, which have the time of their making inside. A request that is forgotten must never be made
-again, or what it did would be done twice. So an id is only taken for so long after its own time, and what was forgotten
-is remembered for as long; after that, nobody can make a request with this id.
+*Ids* are UUIDs of version 7, which contain the time at which they were made. A forgotten request must never be issued
+again, or it would be executed twice. So an id is accepted for one window after its own time, and forgotten ids are
+remembered for at least as long.
 
-*Pages.* A store finds entities by their name alone. So that expired requests can be found and removed, the desk keeps
-pages, entities of its own: each has the ids of the requests that end within the same ten seconds, spread over a few
-leaves so that many writers do not meet at one. An id is on its page before the request is made. A cursor says up to
-which page all is removed, and from which time on ids can be taken: a desk whose window becomes longer does not remember
-what was forgotten before. A clock that was ahead for a while moves both into the future; when it is back, the cursor
-goes back too, and a time that is still to come becomes now. Cost: one more write for each request, of some 40 bytes for
-each id on the same leaf.
+*Pages.* A store finds entities by name only. To find expired requests, the desk keeps pages, entities of its own: each
+lists the ids of the requests that expire within the same ten seconds, spread over several leaves to avoid write
+conflicts. An id is written to its page before the request is issued. A cursor holds the last page whose requests are
+removed, and the time that ids must be younger than: a desk whose window becomes longer does not remember what was
+forgotten before. A clock that was ahead for a while moves both into the future; when it is right again, the cursor goes
+back, and the time becomes now. Cost: one more write per request, of some 40 bytes for each id on the same leaf.
 
-    POST   /{queue}         make room for a request under a new id: 201, and Location says where
-    PUT    /{queue}/{id}    the same under the client's id, a UUID of version 7: 201; again: 200
-    POST   /{queue}/{id}    a JSON body: submit it. 202, or 200 with the answer; again: the same, and nothing is sent
+    POST   /{queue}         issue a request under a new id: 201, with its URL in Location
+    PUT    /{queue}/{id}    issue it under the client's id, a UUID of version 7: 201; again: 200
+    POST   /{queue}/{id}    submit a JSON body: 202, or 200 with the answer; again: the same, and nothing is sent
     GET    /{queue}/{id}    {"status": "open"|"submitted"|"answered", "until_ms": ..., "answer": ...}
     DELETE /{queue}/{id}    forget it: 204; again: 204
     GET    /healthz, /metrics
 
-404: never issued. 409: there is a request of this id, with another body or for another queue. 410: expired or
-forgotten, and never executed. 429 and 503 mean: the same again, later. ``Prefer: wait=10`` on POST and GET waits so
-many seconds for the answer, or as long as the server allows. SIGTERM and SIGINT stop the server: what is in hand is
-done and answered, and whoever waits is told how it stands.
+404: never issued. 409: the id belongs to a request with another body or for another queue. 410: expired or forgotten,
+and not executed. 429 and 503: try again later. ``Prefer: wait=10`` on POST and GET waits up to 10 seconds for the
+answer, within the server's limit. SIGTERM and SIGINT stop the server: requests in hand are finished, and clients that
+wait get the current status.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ _ID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}
 
 
 def new_id(now_ms: int) -> str:
-    """A fresh id of this time.
+    """A new id with this time.
 
     >>> time_of(new_id(1_800_000_000_000))
     1800000000000
@@ -86,7 +85,7 @@ def new_id(now_ms: int) -> str:
 
 
 def check_id(text: str) -> str:
-    """The id in its one form, in lower case; `BadInput` if it is none.
+    """The id in lower case; `BadInput` if it is not a UUID of version 7.
 
     >>> check_id("0190D3A4-5B6C-7000-8000-000000000000")
     '0190d3a4-5b6c-7000-8000-000000000000'
@@ -100,25 +99,26 @@ def check_id(text: str) -> str:
 
 
 def time_of(request: str) -> int:
-    """When the id was made, in milliseconds since 1970, as its maker's clock said."""
+    """When the id was made, by its maker's clock: Unix time in milliseconds."""
     return UUID(request).int >> 80
 
 
 PAGE_MS: Final = 10_000
 LEAVES: Final = 16
 AT_ONCE: Final = 500
-"""Entities that are read or written in one call."""
+"""Entities read or written in one call."""
 PAGES_MAX: Final = 8_640
-"""That are gone through in one go: a day. After a month of silence, or of a wrong clock, the next goes on."""
+"""Pages per `expire`: those of one day. After a longer pause, or a wrong clock, the next call goes on."""
 BACK_MS: Final = 7 * 86_400_000
-"""So far a cursor goes back that a wrong clock put into the future: a desk is tended every minute, unless it is off."""
+"""How far to set back a cursor that a wrong clock put into the future: a desk expires every minute, unless it is off.
+"""
 TRIES_MAX: Final = 10
 MARK: Final = "~"
-"""Begins the names of pages: no id does."""
+"""The first character of the names of pages and cursor; no id begins with it."""
 
 
 class DeskPages:
-    """Which requests of one desk end when."""
+    """Which requests of one desk expire when."""
 
     def __init__(self, endpoint: str, window_ms: int) -> None:
         self._endpoint, self._window_ms = endpoint, window_ms
@@ -129,8 +129,8 @@ class DeskPages:
         return self._leaf(until_ms // PAGE_MS, crc32(request.encode()) % LEAVES)
 
     def begin(self, entities: EntityStore, now_ms: int) -> int:
-        """See that there is a cursor, once: nothing that is made from now on ends before now. Ids must be younger than
-        what this returns."""
+        """Create the cursor if there is none: requests issued from now on expire after now. Returns the time that ids
+        must be younger than."""
         if self._oldest_ms is not None and self._oldest_ms <= now_ms:
             return self._oldest_ms
         for _ in range(TRIES_MAX):
@@ -147,7 +147,7 @@ class DeskPages:
         raise _contended(self._cursor, TRIES_MAX)
 
     def expire(self, entities: EntityStore, now_ms: int, slack_ms: int) -> int:
-        """Remove the requests that ended so long ago, of a day at most; how many there were."""
+        """Remove the requests that expired ``slack_ms`` ago or earlier, up to a day of them; returns how many."""
         before_ms = now_ms - slack_ms
         cursor = entities.load([self._cursor])[0]
         first = mark_of(cursor.state) + 1
@@ -165,7 +165,7 @@ class DeskPages:
             for at in range(0, len(requests), AT_ONCE):
                 removed += _remove(entities, requests[at : at + AT_ONCE])
             _remove(entities, [leaf.key for leaf in leaves])
-        # If somebody else was faster, so much the better.
+        # A conflict is fine: another process has moved the cursor.
         entities.persist([cursor.changed({**cursor.state, "mark": last})])
         return removed
 
@@ -188,14 +188,14 @@ def _remove(entities: EntityStore, keys: Sequence[Key]) -> int:
 WINDOW_S: Final = 86_400
 """As long as Stripe keeps the answer to an idempotency key."""
 WINDOW_S_MAX: Final = 6 * 86_400
-"""What was forgotten is remembered for seven days by whoever consumes or recovers: the window must be shorter."""
+"""Consumers and recoveries keep tombstones of forgotten requests for seven days: the window must be shorter."""
 AHEAD_S: Final = 300
-"""How far a client's clock may be fast; Kerberos allows as much."""
+"""How far a client's clock may be ahead; Kerberos allows as much."""
 SLACK_S: Final = 3_600
-"""Between the end of a request and its removal: clocks of two desks may differ, and attempts take time."""
+"""Between the expiry of a request and its removal: clocks of two desks may differ, and attempts take time."""
 TEND_S: Final = 60
 SEND_TRIES_MAX: Final = 30
-"""Of a write that others meet at: as many as there are threads, and some."""
+"""Tries of a write that others contend for: more than there are threads."""
 OPEN, SUBMITTED, ANSWERED = "open", "submitted", "answered"
 
 
@@ -208,21 +208,21 @@ class Gone(OnefoldError):
 
 
 class Differs(OnefoldError):
-    """The request is there, for another queue or with another body."""
+    """The id belongs to a request for another queue or with another body."""
 
 
 class Slot(NamedTuple):
     status: str
     """``open``, ``submitted`` or ``answered``."""
     until_ms: int
-    """When it will be gone."""
+    """When it expires."""
     answer: Any = None
 
 
 class Desk:
-    """Takes requests, and hands each on once. Its endpoint must be consumed somewhere, for answers and for chores.
+    """Takes requests, and sends each on once. Some process must consume its endpoint, for answers and for expiry.
 
-    All desks of one name have one window. It can be changed: an id that was too old once stays so.
+    All desks of one name must have the same window. It can be changed; an id that was too old stays too old.
     """
 
     def __init__(
@@ -233,31 +233,31 @@ class Desk:
         if not 0 < window_s <= WINDOW_S_MAX:
             raise Misuse(f"window_s is {window_s}, must be above 0 and at most {WINDOW_S_MAX:,}", window_s=window_s)
         self.endpoint = Endpoint(name, store=store, transport=transport, tokens=tokens, plan=plan, clock_ms=clock_ms)
-        # The desk has other entities than requests: the id is checked.
+        # The desk has entities that are no requests, so the id is checked.
         self.endpoint.handler(name, key=lambda message: check_id(str(message.get("request"))))(answered)
         self.endpoint.chores.append(self._tend)
         self.queues = None if queues is None else frozenset(check_queue(queue) for queue in queues)
-        """Those that can be asked for; None: all but the desk's own."""
+        """Queues that requests may be for; None: all but the desk's own."""
         self._window_ms = round(window_s * 1_000)
         self._pages = DeskPages(name, self._window_ms)
         self._tended_ms = 0
 
     @property
     def tombstone_s(self) -> float:
-        """For how long, at least, what was forgotten must be remembered."""
+        """How long tombstones of forgotten requests must be kept, at least."""
         return self._window_ms / 1_000 + SLACK_S
 
     def issue(self) -> str:
-        """A new id; the request has still to be `put`."""
+        """A new id, to be passed to `put`."""
         return new_id(self.endpoint.clock_ms())
 
     def put(self, queue: str, request: str) -> bool:
-        """Make room for a request; whether it was made now, or was there already."""
+        """Issue a request under this id; False if that was done before."""
         request = check_id(request)
         self._check_queue(queue)
         now, at = self.endpoint.clock_ms(), time_of(request)
         if at > now + AHEAD_S * 1_000:
-            raise BadInput(f"id {request} is of a time {(at - now) // 1_000:,} s ahead; at most {AHEAD_S} s can be")
+            raise BadInput(f"id {request} has a time {(at - now) // 1_000:,} s ahead, at most {AHEAD_S} s are allowed")
         if at + self._window_ms <= now:
             raise Gone(f"id {request} is more than {self._window_ms // 1_000:,} s old: make a new one")
         if at <= self._pages.begin(self.endpoint.world.entities, now):
@@ -266,7 +266,7 @@ class Desk:
         new: dict[str, Any] = {"mark": 0, "queue": queue, "until_ms": at + self._window_ms}
         for _ in range(SEND_TRIES_MAX):
             leaf, slot = entities.load([self._pages.key(request, new["until_ms"]), self.endpoint.key(request)])
-            if slot.version:  # the window may have been another
+            if slot.version:  # issued before, perhaps with another window
                 leaf = entities.load([self._pages.key(request, self._live(slot, queue).state["until_ms"])])[0]
             ids = [] if leaf.state is None else leaf.state["ids"]
             paged = request in ids or entities.persist([leaf.changed({"ids": [*ids, request]})])[0]
@@ -275,8 +275,8 @@ class Desk:
         raise _contended(f"request {request}", SEND_TRIES_MAX)
 
     def submit(self, queue: str, request: str, body: Any, headers: Mapping[str, str] = NO_HEADERS) -> Slot:
-        """Fill a request and send it, once, however often this is called; `Differs` for another body. The ``headers``
-        are those of the first time."""
+        """Submit a request with this body, and send it once, however often this is called; `Differs` for another body.
+        Only the ``headers`` of the first call count."""
         request = check_id(request)
         self._check_queue(queue)
         digest = hashlib.sha256(pack(body).encode()).hexdigest()
@@ -286,7 +286,7 @@ class Desk:
         outcome = self.endpoint.take(request, 1, outs, origin=origin, known=True, also={"digest": digest})
         if outcome is Outcome.CONFLICT:
             raise _contended(f"request {request}", SEND_TRIES_MAX)
-        if outcome is Outcome.APPLIED:  # it is sent: to look again, and find it expired or forgotten, would deny that
+        if outcome is Outcome.APPLIED:  # sent; a second look could find it expired and say that it was not executed
             return Slot(SUBMITTED, until_ms)
         entity = self._live(self._load(request), queue)
         if entity.state.get("digest") != digest:
@@ -294,16 +294,16 @@ class Desk:
         return slot_of(entity)
 
     def status(self, request: str, queue: str | None = None) -> Slot:
-        """What is known of it; `Unknown` or `Gone` if nothing is."""
+        """The status of a request; raises `Unknown` or `Gone`."""
         return slot_of(self._live(self._load(check_id(request)), queue))
 
     def states(self, requests: Sequence[str]) -> list[Slot | None]:
-        """The same of many at once; None for those that are unknown or gone."""
+        """The status of several requests in one read; None for those that are unknown or gone."""
         entities = self.endpoint.world.entities.load([self.endpoint.key(request) for request in requests])
         return [None if entity.state is None else slot_of(entity) for entity in entities]
 
     def forget(self, request: str, queue: str | None = None) -> None:
-        """Let go of a request, whatever became of it; what was submitted goes on, and its answer is dropped."""
+        """Forget a request, whatever its status. A submitted message is still processed; its answer is dropped."""
         request = check_id(request)
         for _ in range(SEND_TRIES_MAX):
             entity = self._load(request)
@@ -315,14 +315,14 @@ class Desk:
         raise _contended(f"request {request}", SEND_TRIES_MAX)
 
     def expire(self) -> int:
-        """Remove the requests that ended an hour ago; how many there were."""
+        """Remove the requests that expired an hour ago or earlier; returns how many."""
         return self._pages.expire(self.endpoint.world.entities, self.endpoint.clock_ms(), SLACK_S * 1_000)
 
     def close(self) -> None:
         self.endpoint.close()
 
     def answering(self) -> DeskAnswers:
-        """To be entered for as long as answers shall come in, by one process at least."""
+        """A context in which answers are received; at least one process must enter it."""
         return DeskAnswers(self)
 
     @property
@@ -331,7 +331,7 @@ class Desk:
 
     def _tend(self) -> None:
         now = self.endpoint.clock_ms()
-        if not 0 <= now - self._tended_ms < TEND_S * 1_000:  # also when the clock was set back since
+        if not 0 <= now - self._tended_ms < TEND_S * 1_000:  # also if the clock was set back since
             self._tended_ms = now
             self.expire()
 
@@ -347,7 +347,7 @@ class Desk:
         request = entity.key.name
         if not entity.version:
             if time_of(request) + self._window_ms <= self.endpoint.clock_ms():
-                raise Gone(f"request {request} is expired, if it ever was")
+                raise Gone(f"request {request} is expired, if it was ever issued")
             raise Unknown(f"request {request} was never issued")
         if entity.state is not None and queue not in (None, entity.state["queue"]):
             raise Differs(f"request {request} is for the queue {entity.state['queue']}, not {queue}")
@@ -355,14 +355,14 @@ class Desk:
     def _check_queue(self, queue: str) -> None:
         check_queue(queue)
         if queue == self.endpoint.name or (self.queues is not None and queue not in self.queues):
-            raise Unknown(f"no requests are taken for the queue {queue!r}")
+            raise Unknown(f"this desk takes no requests for the queue {queue!r}")
 
     def _load(self, request: str) -> Entity:
         return self.endpoint.world.entities.load([self.endpoint.key(request)])[0]
 
 
 class AsyncDesk:
-    """The verbs of a desk, to be awaited; the stores block, so each runs in a thread."""
+    """The methods of a desk, to be awaited; each runs in a thread, because the stores block."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -381,7 +381,7 @@ class AsyncDesk:
 
 
 def answered(state: Any, message: Message) -> tuple[Any, list[Out]]:
-    """The handler of the desk's own queue: keeps an answer with its request. The first one counts."""
+    """The handler of the desk's own queue: stores the first answer with its request."""
     if state is None or "answer" in state:
         return state, []
     return {**state, "answer": message.get("answer")}, []
@@ -394,35 +394,35 @@ def slot_of(entity: Entity) -> Slot:
 
 
 def _contended(what: object, tries: int) -> StaleWrite:
-    return StaleWrite(f"{what}: somebody else wrote it in each of {tries} tries")
+    return StaleWrite(f"{what}: another process wrote it in each of {tries} tries")
 
 
 POLL_S: Final = 0.05
-"""Between two questions: what an answer may come too late by."""
+"""Between two reads of the store: how late an answer may be noticed."""
 ASKED_MAX: Final = 500
-"""Ids in one question; the others' turn comes in the same round."""
+"""Ids per read; a round reads all that are waited for."""
 
 
 class Waiting:
-    """All who wait for an answer, on one event loop: one question to the store for all of them, asked again and again,
-    for the answer may come through another desk."""
+    """The clients that wait for an answer, on one event loop. One task polls the store for all of them, because the
+    answer may come through another desk."""
 
     def __init__(self, look: Callable[[Sequence[str]], Awaitable[list[Slot | None]]], wait_s_max: float) -> None:
         self._look = look
         self._wait_s_max = wait_s_max
         self._waiters: dict[str, set[asyncio.Future[Slot | None]]] = {}
-        self._asking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._closed = False
 
     async def answer(self, request: str, slot: Slot, wait_s: float) -> Slot:
-        """The slot when it is answered, else as it was, after so many seconds at most."""
+        """Wait up to ``wait_s`` for the answer; returns ``slot`` if there is none."""
         seconds = min(wait_s, self._wait_s_max)
         if slot.status == ANSWERED or seconds <= 0 or self._closed:
             return slot
         future: asyncio.Future[Slot | None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(request, set()).add(future)
-        if self._asking is None or self._asking.done():
-            self._asking = asyncio.create_task(self._ask())
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
         try:
             return await asyncio.wait_for(future, seconds) or slot
         except TimeoutError:
@@ -433,12 +433,12 @@ class Waiting:
                 del self._waiters[request]
 
     async def close(self) -> None:
-        """Let nobody wait any more."""
+        """Return from all calls of `answer`, and let later ones not wait."""
         self._closed = True
         for request in self._waiters:
-            self._tell(request, None)
+            self._resolve(request, None)
 
-    async def _ask(self) -> None:
+    async def _poll(self) -> None:
         while self._waiters:
             await asyncio.sleep(POLL_S)
             ids = list(self._waiters)
@@ -446,20 +446,20 @@ class Waiting:
                 part = ids[at : at + ASKED_MAX]
                 try:
                     slots = await self._look(part)
-                except StoreFailed:  # it may be back in a moment; who waits has a limit anyway
+                except StoreFailed:  # try again; every client has a time limit
                     continue
                 for request, slot in zip(part, slots, strict=True):
-                    if slot is None or slot.status == ANSWERED:  # gone: there is nothing more to wait for
-                        self._tell(request, slot)
+                    if slot is None or slot.status == ANSWERED:  # None: gone, so no answer can come
+                        self._resolve(request, slot)
 
-    def _tell(self, request: str, slot: Slot | None) -> None:
+    def _resolve(self, request: str, slot: Slot | None) -> None:
         for future in self._waiters.get(request, ()):
             if not future.done():
                 future.set_result(slot)
 
 
 THREADS: Final = 16
-"""Requests that are at the stores at the same time."""
+"""Requests that use the stores at the same time."""
 METHODS: Final = frozenset({"GET", "PUT", "POST", "DELETE"})
 STATUSES: Final[Statuses] = {Unknown: 404, Differs: 409, Gone: 410}
 WAIT: Final = re.compile(r"(?:^|[,;])\s*wait\s*=\s*\"?(\d{1,9})\"?\s*(?=$|[,;])", re.IGNORECASE)
@@ -491,7 +491,7 @@ DESK_LIMITS: Final = HttpLimits(body_bytes_max=BODY_BYTES_MAX, in_hand_bytes_max
 WAIT_S_MAX: Final = 30.0
 """Proxies cut a silent request off after 60 s."""
 AGAIN_S: Final = 1.0
-"""Until the consumer is started again after an error."""
+"""Pause before the consumer is restarted after an error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,7 +505,7 @@ class DeskSettings:
 
 
 class DeskAnswers:
-    """The desk's own queue, consumed in a thread: answers come in by it, and its chores are done."""
+    """Consumes the desk's own queue in a thread: receives answers, and removes expired requests."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -527,21 +527,21 @@ class DeskAnswers:
         self._thread.join()
 
     def _consume(self) -> None:
-        def well() -> None:
+        def clear() -> None:
             self._error = None
 
         while not self._ending.is_set():
             settings = Consuming(tombstone_s=self._desk.tombstone_s)
             self.consumer = Consumer(self._desk.endpoint, settings, stop=self._ending)
             try:
-                self.consumer.run(well)
+                self.consumer.run(clear)
             except Exception as error:
                 self._error = str(error)
                 self._ending.wait(AGAIN_S)
 
 
 class DeskApp:
-    """The desk as an ASGI app, to be mounted into one of yours; who may ask is for that to say.
+    """The desk as an ASGI app, to be mounted into yours, which has to check who may use it.
 
     desk = Desk(store="sqlite:///shop.db")
 
@@ -582,7 +582,7 @@ class DeskApp:
             body.close()
 
     def close(self) -> None:
-        """Its threads end; the desk stays open."""
+        """End its threads; the desk stays open."""
         self._pool.shutdown()
 
     async def issue(self, request: Request) -> Response:
@@ -617,7 +617,7 @@ class DeskApp:
         return Response(status_code=204)
 
     async def _off(self, call: Callable[..., T], *values: Any) -> T:
-        """In a thread: the stores block."""
+        """Call it in a thread, because the stores block."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *values)
 
 
@@ -632,14 +632,14 @@ class DeskServer(HttpServer):
         self.settings = settings = settings or DeskSettings()
         check_host(settings.host, settings.token)  # before anything is opened or made
         self.desk = desk
-        desk.endpoint.world  # noqa: B018 # opens the stores: what is wrong with them is told before anybody asks
+        desk.endpoint.world  # noqa: B018 # opens the stores, so that errors show before requests are taken
         self._answers = desk.answering()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._app = DeskApp(desk, wait_s_max=settings.wait_s_max)
         super().__init__(settings.host, settings.port, settings.token, settings.limits)
 
     def run(self, say: Callable[[str], None] = lambda url: None) -> None:
-        """Serve; ``say`` is called with the address as soon as requests are answered."""
+        """Serve; ``say`` is called with the URL as soon as requests are answered."""
         try:
             with self._answers:
                 super().run(say)

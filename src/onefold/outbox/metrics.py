@@ -1,4 +1,4 @@
-"""/metrics and /healthz of a consumer, on loopback, in a thread beside it; figures are read when somebody asks."""
+"""/metrics and /healthz of a consumer, on loopback, in a thread beside it; figures are read at each request."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from onefold.outbox.worker import Consumer, log
 
 PREFIX: Final = "onefold_outbox"
 COUNTED_MAX: Final = 1_000
-"""Outbox entries and dead letters are counted up to here: they are read for it, and more is as bad."""
+"""Outbox entries and dead letters are counted up to here, because each has to be read."""
 
 
 def outbox_metrics(consumer: Consumer) -> Iterator[Metric]:
-    """What there is to watch of a consumer; the figures of a store that does not answer are left out."""
+    """The metrics of a consumer; those of its stores are left out while a store does not answer."""
     name, books, recovered = consumer.app.name, consumer.books, consumer.recovered
     deliveries = CounterMetricFamily(
-        f"{PREFIX}_deliveries", "Deliveries by what became of them.", labels=["endpoint", "verdict", "reason"]
+        f"{PREFIX}_deliveries", "Deliveries by verdict and reason.", labels=["endpoint", "verdict", "reason"]
     )
     for answer, count in books.tally():
         deliveries.add_metric([name, str(answer.verdict), answer.reason], count)
@@ -34,29 +34,29 @@ def outbox_metrics(consumer: Consumer) -> Iterator[Metric]:
     for what, help_text, count in (
         ("set_aside", "Messages that this consumer made dead letters.", books.buried),
         ("recovered", "Outbox entries that the pump finished.", recovered.finished),
-        ("swept", "Tokens that the pump removed: they were made for nothing.", recovered.swept),
+        ("swept", "Tokens that the pump removed because no message uses them.", recovered.swept),
         ("purged", "Tombstones that the pump removed.", recovered.purged),
     ):
         yield _labelled(CounterMetricFamily, what, help_text, "endpoint", {name: count})
     try:
         yield from list(_stored(consumer))
     except Exception as error:
-        log.warning("figures of the stores: %s", describe(error))
+        log.warning("the metrics of the stores are left out: %s", describe(error))
 
 
 def _stored(consumer: Consumer) -> Iterator[Metric]:
     app, gauge = consumer.app, GaugeMetricFamily
     world, live = app.world, app.world.tokens.live()
     age_s = 0.0 if live.oldest_ms is None else max(0, app.clock_ms() - live.oldest_ms) / 1000
-    yield gauge(f"{PREFIX}_live_tokens", "Tokens in the token store, of all endpoints.", live.tokens)
-    yield gauge(f"{PREFIX}_oldest_token_seconds", "How long the oldest token exists.", age_s)
+    yield gauge(f"{PREFIX}_live_tokens", "Tokens in the token store, for all endpoints.", live.tokens)
+    yield gauge(f"{PREFIX}_oldest_token_seconds", "Age of the oldest token.", age_s)
     entries = {app.name: len(world.entities.stranded(FOREVER_MS, COUNTED_MAX, app.name))}
     yield _labelled(gauge, "entries", f"Outbox entries, {COUNTED_MAX} at most.", "endpoint", entries)
     buried = {queue: len(world.queue.buried(COUNTED_MAX, queue)) for queue in app.handlers}
     yield _labelled(gauge, "buried", f"Dead letters, {COUNTED_MAX} at most.", "queue", buried)
     parcels = world.queue.waiting()
     waiting = {queue: parcels.get(queue, 0) for queue in app.handlers}
-    yield _labelled(gauge, "waiting", "Messages in the queues, on loan or not.", "queue", waiting)
+    yield _labelled(gauge, "waiting", "Messages in the queues, leased or not.", "queue", waiting)
 
 
 def _labelled(
@@ -70,11 +70,11 @@ def _labelled(
 
 HOST: Final = "127.0.0.1"
 LIMITS: Final = HttpLimits(connections_max=16, grace_s=1)
-"""Who watches asks twice a minute."""
+"""A monitor asks twice a minute."""
 
 
 class ConsumerServer(HttpServer):
-    """/metrics and /healthz; without a token, so for programs on this machine only."""
+    """/metrics and /healthz without a token, hence on loopback only."""
 
     name = "outbox"
     open_paths = ()
@@ -96,7 +96,7 @@ class ConsumerServer(HttpServer):
 
 @contextmanager
 def watched(consumer: Consumer, port: int) -> Iterator[str]:
-    """Answer while this lasts, at the address that it gives; port 0: any that is free."""
+    """Serve within this context, at the URL it yields; port 0: any free port."""
     server = ConsumerServer(consumer, port)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), name="onefold-watching", daemon=True)
     thread.start()

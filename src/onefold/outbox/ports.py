@@ -1,4 +1,4 @@
-"""The ports of the outbox: entities, tokens and queues; and how a store or a transport is opened by its address.
+"""The ports of the outbox: entities, tokens and queues; and how to open a store or a transport by its URL.
 
     port                    addresses
     Ledger                  memory://, sqlite:///file.db, postgresql://user@host/database
@@ -6,10 +6,10 @@
     Queue                   memory://, sqlite:///file.db, postgresql://user@host/database, nats://host:4222
     LocalStore              memory://, sqlite:///file.db, postgresql://user@host/database
 
-An `EntityStore` with its own tokens is a `Ledger`: it can change both in one transaction. Where entities are in one
-store and tokens in another, any `EntityStore` and any `TokenStore` go together. A ledger that is the queue as well is a
-`LocalStore`. ``sqlite:///x.db`` is a file of the
-working folder, ``sqlite:////srv/x.db`` (four strokes) one by its full path; a queue may be in the same file.
+A `Ledger` is an `EntityStore` that keeps tokens too, and can change both in one transaction. Where they are in two
+stores, any `EntityStore` goes with any `TokenStore`. A `LocalStore` is a ledger that is also the queue.
+``sqlite:///x.db`` is relative to the working folder, ``sqlite:////srv/x.db`` (four slashes) is absolute; the queue may
+be in the same file.
 """
 
 from __future__ import annotations
@@ -26,63 +26,63 @@ from onefold.stores.addresses import nothing_at, scheme_of
 
 T = TypeVar("T")
 FOREVER_MS: Final = 2**62
-"""A time that no clock reaches."""
+"""Later than any clock reading."""
 STEP_MS: Final = 1_000
-"""A clock that is set back by no more leaves leases alone: they last that much longer. (Time daemons step a clock that
-is off by more than 128 ms, ntpd, or 1 s, chrony as most systems set it up, and slew it below that.)"""
+"""Leases survive a clock that is set back by up to this much; they just last that much longer. (Time daemons step a
+clock that is off by more than 128 ms, ntpd, or 1 s, chrony as most systems configure it, and slew it below that.)"""
 REASON_MAX: Final = 2_000
-"""Characters of the reason of a dead letter: the end of a long traceback; NATS keeps it in a header."""
+"""Characters kept of a dead letter's reason: the end of a long traceback. NATS stores it in a header."""
 
 
 class Stranded(NamedTuple):
-    """An outbox entry that waits for somebody to finish it."""
+    """An outbox entry that nobody has finished yet."""
 
     key: plans.Key
     name: str
-    """The token of the message, or the name of the mark, that it belongs to."""
+    """Its message's token, or its source's mark."""
     at_ms: int
     """When it was first written."""
     entry: plans.Entry
 
     @classmethod
     def stored(cls, endpoint: str, entity: str, name: str, at_ms: int, text: str) -> Stranded:
-        """An entry as databases keep it; `Damaged` if it is none."""
+        """An entry from its columns in a database; `Damaged` if it cannot be read."""
         key = plans.Key(endpoint, entity)
         return cls(key, name, at_ms, plans.stored_entry(key, name, text))
 
 
 class EntityStore(Protocol):
-    """Entities with their outboxes, each written whole or not at all; shared by threads, processes or machines. Every
-    verb takes many at once, so that a batch is one round trip; each is judged alone. Whatever raises `StoreFailed` may
-    have been done or not: begin the attempt anew."""
+    """Entities with their outboxes, each written atomically; shared by threads, processes or machines. Every method
+    takes many at once, so that a batch is one round trip; each item succeeds or fails alone. After `StoreFailed` the
+    write may or may not have happened: restart the attempt."""
 
     def load(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
-        """The entities, in this order; version 0 for those that never were."""
+        """The entities, in this order; version 0 for one that was never written."""
 
     def persist(self, entities: Sequence[plans.Entity]) -> list[bool]:
-        """Write each whose version is still the stored one, which grows by one; False for the others. Durable when it
-        returns. In this order: of two writes of one entity the second is stale. An entity without state and outbox
-        stays as a tombstone."""
+        """Write each entity whose version still equals the stored one, and increment that; False for the others.
+        Durable on return. Writes happen in this order: of two writes of one entity the second is stale. An entity
+        without state and outbox stays as a tombstone."""
 
     def stranded(
         self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = FOREVER_MS
     ) -> list[Stranded]:
-        """Outbox entries first written before this time, oldest first; of one endpoint or of all. Those written after
-        ``after_ms`` come too: what is dated later than now has a wrong date, and may be old."""
+        """Outbox entries first written before ``before_ms`` or after ``after_ms``, oldest first; of one endpoint or of
+        all. Set ``after_ms`` to now: an entry dated in the future has a wrong date, and may be old."""
 
     def purge(self, before_ms: int, endpoint: str | None = None) -> int:
-        """Remove the tombstones that were written before this time; how many there were. No attempt may be under way
-        that began before that: it could write what it made of the deleted entity."""
+        """Remove the tombstones written before this time, and return how many. No attempt that began before this time
+        may still run: it could write back the entity as it was before the deletion."""
 
     def close(self) -> None:
-        """Every other call is `Misuse` from then on. May be called twice."""
+        """After this, every other call is `Misuse`. May be called twice."""
 
 
 class Token(NamedTuple):
     token: str
     to: str
     parent: str
-    """For which message it was made; empty once that is done, and for those that had none."""
+    """The token of the message that sends this one; empty once that message is done, or if there is none."""
     attempt: str
     at_ms: int
 
@@ -93,70 +93,70 @@ class Live(NamedTuple):
 
 
 class TokenStore(Protocol):
-    """The tokens of messages that are in flight: there are as many as those, and no more. All endpoints that send each
-    other messages share one. Verbs take many at once; each is atomic, a batch need not be."""
+    """The tokens of the messages in flight, one for each. All endpoints that send each other messages share one store.
+    Methods take many at once; each item is atomic, a batch need not be."""
 
     @property
     def realm(self) -> str:
-        """The name of this store, made when it was: messages carry it."""
+        """The store's own name, generated when the store was created. Messages carry it."""
 
     def holds(self, tokens: Sequence[str]) -> list[bool]: ...
 
     def create(self, births: Sequence[plans.Create]) -> list[bool]:
-        """Make the tokens of each birth, all or none; False where it is guarded and the parent does not exist. Durable
-        when it returns. A token that exists already is left as it is."""
+        """Make the tokens of each birth, all or none; False if it is guarded and its parent does not exist. Durable on
+        return. A token that exists already stays as it is."""
 
     def remove(self, removals: Sequence[plans.Remove]) -> None:
-        """Remove each token; of those made for it, free the ones of this attempt, which have no parent then, and remove
-        the others. A token that is not there does no harm, its children are still seen to."""
+        """Remove each token. Of its children, clear the parent of those that this attempt made, and remove the others.
+        A missing token is no error; its children are handled all the same."""
 
     def discard(self, token: str, parent: str | None = None) -> bool:
-        """Remove this token alone, if its parent is this one (None: whatever it is); say whether it was there."""
+        """Remove this token but not its children, if it has this parent (None: any); whether it was removed."""
 
     def listed(self, *, after: str = "", limit: int = 1_000, orphans: bool = False) -> list[Token]:
-        """Tokens by name, from behind ``after``; ``orphans``: only those with a parent that has no token."""
+        """Tokens in order of name, after ``after``; ``orphans``: only those whose parent has no token any more."""
 
     def live(self) -> Live:
         """How many there are, and when the oldest was made."""
 
     def warnings(self) -> list[str]:
-        """Settings by which it can lose what it has confirmed, one sentence each; to be said at the start."""
+        """Settings with which the store can lose confirmed writes, one sentence each, to be logged at startup."""
 
     def close(self) -> None:
-        """Every other call is `Misuse` from then on. May be called twice."""
+        """After this, every other call is `Misuse`. May be called twice."""
 
 
 class Ledger(EntityStore, TokenStore, Protocol):
-    """Entities and tokens in one database, which can change both in one transaction."""
+    """Entities and tokens in one database, changed in one transaction."""
 
     def open(self, steps: Sequence[plans.Open]) -> list[tuple[plans.Entity, bool]]:
-        """Entities, each with whether its token exists at the same moment."""
+        """Entities, each with whether its token exists, read in one snapshot."""
 
     def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
-        """Do each or change nothing for it, in this order, all in one transaction that is durable when it returns. The
-        tokens of the new entry have no parent: there is no attempt that could lose."""
+        """Do each step or change nothing for it, in this order, in one transaction that is durable on return. The
+        tokens of the new entry have no parent, because no other attempt can have made any."""
 
     def finish(self, steps: Sequence[plans.Finish]) -> None:
-        """Remove these outbox entries; the versions stay. One that is not there does no harm."""
+        """Remove these outbox entries and keep the versions. A missing entry is no error."""
 
 
 class Parcel(NamedTuple):
     queue: str
     payload: bytes
     delay_ms: int = 0
-    """It is given out no earlier than that."""
+    """It is not delivered before this delay is over."""
     priority: int = 0
-    """Within its queue, the highest that are due are given out first; queues without priorities take no notice."""
+    """Of the parcels that are due in a queue, the highest come first; queues without priorities ignore it."""
 
 
 def place_of(realm: str) -> str:
-    """The realm of messages whose row is their token, in the store of this realm: who looks for a token of theirs, by
-    another plan or elsewhere, shall not take its absence for a sign."""
+    """The realm of messages whose row is their token, in the store of this realm. It differs from the store's own, so
+    that another plan, which finds no token of theirs, does not take them for duplicates."""
     return f"{realm}:rows"
 
 
 def parcels_of(messages: Iterable[plans.Message], realm: str) -> list[Parcel]:
-    """Messages as they are sent; ``realm`` is where their tokens are."""
+    """Messages packed for the queue; ``realm`` is where their tokens are."""
     return [
         Parcel(message.to, plans.pack_message(message, realm), message.delay_ms, message.priority)
         for message in messages
@@ -164,14 +164,14 @@ def parcels_of(messages: Iterable[plans.Message], realm: str) -> list[Parcel]:
 
 
 class Delivery(NamedTuple):
-    """A parcel that is leased."""
+    """A leased parcel."""
 
     queue: str
     payload: bytes
     receipt: str
-    """Of this delivery; the next one of the same parcel has another."""
+    """Names this delivery; the next delivery of the same parcel has another one."""
     times: int
-    """How often it was given out, this time included."""
+    """How often the parcel was delivered, this time included."""
 
     @property
     def numbers(self) -> tuple[int, int]:
@@ -179,13 +179,13 @@ class Delivery(NamedTuple):
 
 
 def numbers_of(receipt: str) -> tuple[int, int]:
-    """The position and the loan that a receipt like ``17-2`` names; `Misuse` for one of another kind of queue.
+    """The position and the loan in a receipt like ``17-2``; `Misuse` for a receipt of another kind of queue.
 
     >>> numbers_of("17-2")
     (17, 2)
     """
     if _RECEIPT.fullmatch(receipt) is None:
-        raise Misuse(f"no receipt of this queue: {receipt!r}", receipt=receipt)
+        raise Misuse(f"not a receipt of this queue: {receipt!r}", receipt=receipt)
     position, _, loan = receipt.partition("-")
     return int(position), int(loan)
 
@@ -207,78 +207,74 @@ class Buried(NamedTuple):
 
     @property
     def number(self) -> int:
-        """What its receipt says; `Misuse` for one of another kind of queue."""
-        if not _is_number(self.receipt):
-            raise Misuse(f"no dead letter of this queue: {self.receipt!r}", receipt=self.receipt)
-        return int(self.receipt)
-
-
-def _is_number(text: str) -> bool:
-    """A number from 1 on, as a receipt has it, and short enough for every store."""
-    return text.isascii() and text.isdecimal() and len(text) < 19 and int(text) > 0
+        """The number that is its receipt; `Misuse` for a dead letter of another kind of queue."""
+        text = self.receipt
+        if not (text.isascii() and text.isdecimal() and len(text) < 19 and int(text) > 0):  # fits every store
+            raise Misuse(f"not a dead letter of this queue: {text!r}", receipt=text)
+        return int(text)
 
 
 class Strayed(NamedTuple):
-    """Parcels of a queue that wait for a time that only a wrong clock can have set."""
+    """Parcels of a queue that are due at a time that only a wrong clock can have set."""
 
     queue: str
     parcels: int
     ahead_ms: int
-    """How far ahead of now the last of them is due."""
+    """How far in the future the last of them is due."""
 
 
 class Queue(Protocol):
-    """A transport that delivers at least once. A parcel is given out under a lease. If it is not acknowledged until
-    that runs out it is given out again, to anybody, while the first may still work on it. Copies, late acknowledgements
-    and any order are normal. A clock may step: a lease or delay that began later than it is now (by more than
-    `STEP_MS`) is over, so no parcel waits longer than the longest lease or delay that was asked for."""
+    """A transport that delivers at least once. A parcel is delivered under a lease. If it is not acknowledged before
+    the lease expires it is delivered again, to anybody, while the first worker may still be working on it. Copies, late
+    acknowledgements and any order are normal. The clock may step: a lease or delay that began in the future (by more
+    than `STEP_MS`) is over, so no parcel waits longer than the longest lease or delay that was asked for."""
 
     def send(self, parcels: Sequence[Parcel]) -> None:
-        """Take them all; durable when it returns. After `StoreFailed` some may have been taken."""
+        """Store them all; durable on return. After `StoreFailed` some of them may be stored."""
 
     def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[Delivery]:
-        """At most so many parcels of these queues; waits so long for the first one, not for more. Within a queue the
-        oldest come first, roughly: one that comes again may come later than its turn."""
+        """Up to ``limit`` parcels of these queues; waits up to ``wait_ms`` for the first one, not for more. Oldest
+        first within a queue, roughly: a redelivered parcel may come later than its turn."""
 
     def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        """They need not come again. A lease that ran out: no harm, but the parcel may."""
+        """Do not deliver them again. After the lease expired this is no error, but the parcel may come again."""
 
     def extend(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
-        """Work on them goes on: the lease runs from now. One that ran out stays so."""
+        """Restart the leases from now. An expired lease stays expired."""
 
     def release(self, deliveries: Sequence[Delivery], delay_ms: int = 0, *, anew: bool = False) -> None:
-        """Give them out again, after so long; these receipts are worth nothing any more. ``anew``: and count how often
-        from one again."""
+        """Deliver them again after this delay; these receipts become invalid. ``anew``: count deliveries from one
+        again."""
 
     def count(self, deliveries: Sequence[Delivery], by: int) -> None:
-        """Count them as given out so many times more, or fewer; nothing where a queue cannot."""
+        """Add ``by`` to how often they were delivered; does nothing where the queue cannot."""
 
     def bury(self, deliveries: Sequence[Delivery], reason: str) -> None:
-        """Set them aside as dead letters, which nobody is given: one for all equal parcels of a queue. One that was
-        given out again is left to its holder."""
+        """Turn them into dead letters, which are not delivered: one for all equal parcels of a queue. A parcel that was
+        leased again meanwhile is left to its holder."""
 
     def buried(self, limit: int = 1_000, queue: str | None = None) -> list[Buried]:
         """Dead letters, oldest first."""
 
     def dig_up(self, letters: Sequence[Buried], *, deliver: bool) -> None:
-        """Put dead letters back into their queue, as if new, or remove them for good; a missing one does no harm."""
+        """Put dead letters back into their queue, as if new, or delete them; a missing one is no error."""
 
     def waiting(self) -> dict[str, int]:
-        """How many parcels each queue holds, on loan or not; dead letters are not counted."""
+        """How many parcels each queue holds, leased or not, without dead letters."""
 
     def strayed(self, *, mend: bool = False) -> list[Strayed]:
-        """Parcels whose lease or delay began later than it is now, by queue; ``mend``: they are due from now on."""
+        """Parcels whose lease or delay began in the future, by queue; ``mend``: make them due now."""
 
     def close(self) -> None:
-        """Every other call is `Misuse` from then on. May be called twice."""
+        """After this, every other call is `Misuse`. May be called twice."""
 
 
 class EndedTransaction(Misuse):
-    """A handler ended the transaction that it was given."""
+    """A handler committed or rolled back the transaction that it was given."""
 
 
 class LocalTransaction(Protocol):
-    """One that is open, for handlers that write tables of their own; ended by `LocalStore.transact`."""
+    """An open transaction, for handlers that write tables of their own; `LocalStore.transact` ends it."""
 
     @property
     def connection(self) -> Any: ...
@@ -286,26 +282,26 @@ class LocalTransaction(Protocol):
     def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]: ...
 
     def commit(self, steps: Sequence[plans.Commit]) -> bool:
-        """False: a row is gone or a version stale; what else was done must be undone then."""
+        """False: a row is gone or a version is stale, and the caller must roll back."""
 
     def savepoint(self) -> AbstractContextManager[object]:
-        """What is done in it is undone if anything is raised. `EndedTransaction` if that is what somebody did."""
+        """Roll back to here if anything is raised. `EndedTransaction` if the handler ended the transaction."""
 
 
 @dataclass(slots=True)
 class Ahead:
-    """A lease that is asked for with a commit, to be part of its transaction."""
+    """A request to lease the next batch in the transaction of a commit."""
 
     queues: Sequence[str]
     limit: int
     lease_ms: int
     deliveries: Sequence[Delivery] = ()
-    """What was leased; nothing says nothing: a store need not do it."""
+    """What was leased. Empty does not mean that the queue is: a store need not support this."""
 
 
 class LocalStore(Ledger, Queue, Protocol):
-    """Entities, tokens and the queue in one database, which can change all in one transaction. Then the row of a parcel
-    is the token of its message, for the plan `local`; beside it the ledger's own tokens serve the other plans."""
+    """Entities, tokens and the queue in one database, changed in one transaction. Under the plan `local` the row of a
+    parcel is the token of its message; the ledger's own tokens serve the other plans."""
 
     @property
     def place(self) -> str:
@@ -313,31 +309,33 @@ class LocalStore(Ledger, Queue, Protocol):
 
     @property
     def quoted_schema(self) -> str | None:
-        """Where its tables are, ready for a statement; None where there are no schemas."""
+        """The schema of its tables, quoted for a statement; None where there are no schemas."""
 
     def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
         """The entities without their outboxes, in this order."""
 
     def keep(self, steps: Sequence[plans.Keep]) -> list[dict[str, Any] | None]:
-        """Add answers to those that rows keep: all that each has now; None for a row that is gone or leased again."""
+        """Add answers to those that rows keep. Returns all answers of each row; None for a row that is gone or leased
+        to somebody else."""
 
     def transact(self, work: Callable[[LocalTransaction], T]) -> T:
-        """What this makes of a transaction, durable when it returns; undone if it raises. It may be called again."""
+        """Run ``work`` in a transaction and return its result, durably; roll back if it raises. It may be called more
+        than once."""
 
     def lease_in_turn(self, queue: str, turn_of: Callable[[bytes], str], limit: int, lease_ms: int) -> list[Delivery]:
-        """The oldest parcels of this queue whose turn it is: of one turn none that is behind one which is on loan, or
-        waits after it was given out; who waits for its time from the beginning holds nobody. ``turn_of`` a payload is
-        asked once, for each parcel."""
+        """The oldest parcels of this queue that may go now. A parcel is held back while an earlier one with the same
+        turn is leased, or waits for its next delivery; one that was sent with a delay holds back nobody. ``turn_of`` is
+        called once per parcel, with the payload."""
 
     def holds_row(self, delivery: Delivery) -> bool:
-        """Whether its row is there, leased to whomever."""
+        """Whether its row exists, whoever has leased it."""
 
     def commit(self, steps: Sequence[plans.Commit], ahead: Ahead | None = None) -> list[plans.Settled]:
-        """Do each or change nothing for it, all in one transaction that is durable when it returns."""
+        """Do each step or change nothing for it, all in one transaction that is durable on return."""
 
 
 SCHEMA_VERSION: Final = 1
-"""Of the tables in both databases. Each statement of a schema can be run again, so all of them lead from any version to
+"""Of the tables in both databases. Every statement of a schema is idempotent, so together they lead from any version to
 this one."""
 SCHEMA_TABLE: Final = (
     "create table if not exists outbox_schema (version integer primary key)",
@@ -353,7 +351,7 @@ def check_schema(where: str, version: int | None) -> None:
 
 
 def schema_at(url: str) -> tuple[str, ...]:
-    """The statements that make the tables at an address, or bring them up to date; nothing is opened."""
+    """The statements that create or upgrade the tables at a URL, without connecting to it."""
     match scheme_of(url):
         case "sqlite", _:
             from onefold.outbox.stores.sqlite import LOCAL_SCHEMA, QUEUE_INDEXES
@@ -367,7 +365,7 @@ def schema_at(url: str) -> tuple[str, ...]:
 
 
 def open_local(url: str) -> LocalStore:
-    """The store at an address that is the queue, too.
+    """The store at a URL that is also the queue.
 
     >>> open_local("memory://").waiting()
     {}
@@ -390,7 +388,7 @@ def open_local(url: str) -> LocalStore:
 
 
 def open_ledger(url: str) -> Ledger:
-    """The ledger at an address.
+    """The ledger at a URL.
 
     >>> open_ledger("memory://").live()
     Live(tokens=0, oldest_ms=None)
@@ -402,9 +400,9 @@ def open_ledger(url: str) -> Ledger:
 
 
 def open_tokens(url: str) -> TokenStore:
-    """The token store at an address: any ledger, or a Redis, which is asked nothing before the first call. It takes
-    ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisTokens` behind a ``?``, and redis-py's own for TLS, whose
-    names begin with ``ssl_``."""
+    """The token store at a URL: any ledger, or Redis, which connects at the first call. The query of a Redis URL may
+    have ``prefix``, ``timeout_s`` and ``replicas_min`` of `RedisTokens`, and redis-py's TLS options, named ``ssl_...``.
+    """
     if scheme_of(url)[0] not in ("redis", "rediss"):
         return _open_ledger(url, "token store", f"{_LEDGERS}, redis://host:6379/0, rediss://host:6379/0")
     from onefold.outbox.stores.redis import RedisTokens
@@ -433,8 +431,7 @@ def _open_ledger(url: str, what: str, kinds: str) -> Ledger:
 
 
 def open_queue(url: str) -> Queue:
-    """The queue at an address; whether a NATS server is there shows at the first call, and it takes the options of
-    `NatsQueue` behind a ``?``.
+    """The queue at a URL. NATS connects at the first call, and takes the options of `NatsQueue` in the query.
 
     >>> open_queue("memory://").waiting()
     {}
@@ -459,7 +456,7 @@ def open_queue(url: str) -> Queue:
 
 
 def check_parcels(parcels: Iterable[Parcel]) -> None:
-    """Refuse queue names, delays and priorities that cannot be, before anything is sent."""
+    """`Misuse` or `BadInput` for invalid queue names, delays and priorities, before anything is sent."""
     for name, delay_ms, priority in {(parcel.queue, *parcel[2:]) for parcel in parcels}:
         plans.check_queue(name)
         check_least("delay_ms", delay_ms, 0)
@@ -468,9 +465,9 @@ def check_parcels(parcels: Iterable[Parcel]) -> None:
 
 
 def check_lease(queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int) -> list[str]:
-    """The queues, each once; `Misuse` for what cannot be leased."""
+    """The queues without duplicates; `Misuse` for invalid arguments of a lease."""
     if not queues:
-        raise Misuse("a lease of no queue: name at least one")
+        raise Misuse("no queue to lease from: name at least one")
     for name, value, least in (("limit", limit, 1), ("lease_ms", lease_ms, 1), ("wait_ms", wait_ms, 0)):
         check_least(name, value, least)
     return [plans.check_queue(name) for name in dict.fromkeys(queues)]

@@ -1,23 +1,20 @@
-"""``writeStream.foreachBatch(outbox_sink(...))``: the rows of a stream become messages with tokens, each once.
+"""``writeStream.foreachBatch(outbox_sink(...))``: each row of a stream becomes one message with a token, once.
 
-Spark tries a batch again after a crash, from its beginning. So that nothing is sent twice, each batch is cut the same
-way every time: the row becomes a text (JSON), the text says by its hash which bucket the row belongs to, a bucket's
-rows are sorted and cut into chunks. A chunk is sent by the outbox algorithm under a mark that grows, ``batch << 20 |
-chunk``, which is kept per bucket beside its outbox: a chunk that was sent before is known by its mark, and a chunk that
-was cut off is finished. Equal rows are messages of their own.
+Spark replays a batch after a crash, from its beginning. So that nothing is sent twice, a batch is always cut into the
+same chunks: each row becomes JSON text, the hash of the text selects its bucket, and the rows of a bucket are sorted
+and cut. A bucket is a source (see `onefold.outbox.plans`), and a chunk is one mark of it, ``batch << 20 | chunk``: in a
+replay, chunks that were sent before are skipped, and one that was cut off is finished. Equal rows are messages of their
+own.
 
-The executors send; each bucket is one task. The store keeps an entity per bucket, and one for the source.
+The executors send; each bucket is in one task. The store keeps an entity per bucket, and one for the batch. Two tasks
+of one bucket, which Spark starts when one is slow, conflict at the version of the bucket's entity: only one succeeds.
 
-What this cannot know: that a replayed batch has other rows than before. Spark reads the same input again; a step that
-asks the clock or a random number makes other rows of it. Do that behind the sink, in the handler.
+What this cannot detect: a replayed batch with other rows. Spark reads the same input again, but a step that uses the
+clock or a random number makes other rows of it. Do that behind the sink, in the handler.
 
-A bucket is a source (see `onefold.outbox.plans`) and a chunk is one mark of it. The rows come sorted, so a replayed
-task cuts the same chunks; those that were taken before are skipped, and one that was cut off is finished. Two tasks at
-the same bucket, as Spark starts them when one is slow, meet at the version of the source's entity: one gets through.
-
-Who goes on with a batch must cut it as it was begun: another number of buckets or another column would put rows into
-other chunks, and some would be sent twice and some never. So the store also keeps the batch in hand, how it is cut, and
-whether it is complete. The next batch may be cut in another way, for it begins only when the one before is complete.
+A batch must be finished in the way it was begun: with another number of buckets or another column, rows would be in
+other chunks, and some would be sent twice and some never. So the store also keeps the current batch, how it is cut, and
+whether it is complete. The next batch begins only after that, and may be cut differently.
 """
 
 from __future__ import annotations
@@ -44,6 +41,7 @@ from onefold.outbox.plans import Entity, Key, Out, Outcome, mark_of
 from onefold.outbox.ports import EntityStore, Ledger, open_ledger, open_queue, open_tokens
 from onefold.outbox.runner import World, run_one
 from onefold.spark.columns import AnyColumns, Names, listed, quoted
+from onefold.spark.dialect import evenly
 from onefold.spark.host import REASON, VERDICT
 from onefold.spark.session import has_executors, query_id, ship
 from onefold.verdict import Verdict
@@ -51,12 +49,12 @@ from onefold.verdict import Verdict
 Item = TypeVar("Item")
 
 ENDPOINT: Final = "spark"
-"""Whose the entities of such sources are."""
+"""The endpoint of the entities of these sources."""
 BUCKET, BODY = "bucket", "body"
 CHUNK_BITS: Final = 20
 """Of a mark, for the chunk; the rest is the batch. 500 million rows in a bucket, 8 trillion batches."""
 TRIES_MAX: Final = 20
-"""Of a chunk that somebody else writes too: that one is a copy of this task, so the second try finds it done."""
+"""Of a write that conflicts: usually with a copy of this task, so the second try finds it done."""
 FIGURES: Final = "applied long, resumed long, duplicate long, kind string, error string"
 BUCKETS_MAX: Final = 10_000
 NUMBER_MAX: Final = (1 << 63 - CHUNK_BITS) - 1
@@ -66,18 +64,18 @@ JSON: Final = {
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "ignoreNullFields": "false",
 }
-"""Whole: Spark would cut times to milliseconds and leave null fields out."""
+"""By default Spark cuts times to milliseconds and leaves out null fields."""
 
 
 class SentBatch(NamedTuple):
     """How many messages of a batch were sent."""
 
     applied: int
-    """Now."""
+    """By this call."""
     resumed: int
-    """Of chunks that an earlier try began."""
+    """By this call, of chunks that an earlier one began."""
     duplicate: int
-    """By an earlier try, long before."""
+    """By an earlier call."""
 
 
 def outbox_sink(
@@ -90,12 +88,12 @@ def outbox_sink(
         sink = outbox_sink(store=url, transport=url, to="orders", source="orders-topic")
         stream.writeStream.foreachBatch(sink).option("checkpointLocation", "checkpoints/orders").start()
 
-    ``store``, ``tokens`` and ``transport`` are addresses as an `Endpoint` takes them, which all executors can reach;
-    ``to`` is a queue. ``source`` names this stream: it must be its own, and the same after each restart. A stream that
-    begins anew, with a new checkpoint, needs a new name: its batches count from 0 again, and `Misuse` says so.
+    ``store``, ``tokens`` and ``transport`` are URLs as for an `Endpoint`, which all executors can reach; ``to`` is a
+    queue. ``source`` names this stream: unique, and the same after each restart. A stream with a new checkpoint counts
+    its batches from 0 again and needs a new name; `Misuse` says so.
 
-    ``body``: the columns that are sent, as a JSON object; None: all but verdict and reason. Decimals are sent as
-    text, times as ISO 8601 in UTC, null as null. ``only``: of rows that have a verdict, those with this one; None: all.
+    ``body``: the columns to send, as a JSON object; None: all but verdict and reason. Decimals are sent as text, times
+    as ISO 8601 in UTC, null as null. ``only``: if the rows have a verdict, send those with this one; None: all.
 
     Cost: one shuffle of the texts; per chunk one transaction (with ``tokens``: five writes) and one send.
     """
@@ -112,11 +110,11 @@ def send_batch(
     plan: str | None = None, body: Names | None = None, buckets: int = 8, chunk_max: int = 500,
     only: Verdict | None = Verdict.FIRST,
 ) -> SentBatch:  # fmt: skip
-    """Send each row of a table as one message, once, however often the job is run with this mark.
+    """Send each row of a table as one message, once, however often the job runs with this mark.
 
-    ``mark`` is the number of the job's run, such as its day, 20260131; a source's marks must grow. The rest is as for
-    `outbox_sink`. A mark below the highest that was sent sends nothing; one above a mark that was begun and is not
-    finished is `Misuse`, for what is left of that would be lost.
+    ``mark`` is the number of the run, such as its day, 20260131; a source's marks must grow. The rest is as for
+    `outbox_sink`. A mark below the highest one sends nothing. While a mark is begun but not complete, a higher one is
+    `Misuse`, because the rest of that batch would be lost.
     """
     sink = OutboxSink(store, transport, to, source, tokens, plan, body, buckets, chunk_max, only)
     return sink.send(df, mark, "")
@@ -124,7 +122,7 @@ def send_batch(
 
 @dataclass(frozen=True, slots=True)
 class OutboxSink:
-    """Sends the rows of a batch; stores are named by addresses, for every task opens them for itself."""
+    """Sends the rows of a batch. Stores are given by URL, because each task opens its own connections."""
 
     store: str = field(repr=False)
     transport: str = field(repr=False)
@@ -142,7 +140,7 @@ class OutboxSink:
             raise Misuse(f"plan is {self.plan!r}, must be one of {', '.join(plans.PLANS)}", plan=self.plan)
         if self.plan == "local":
             raise Misuse(
-                "the plan 'local' is an endpoint's; it takes what is sent here under any other plan", plan="local"
+                "the plan 'local' is for endpoints; they process messages sent here under any other plan", plan="local"
             )
         if self.plan == "transactional" and self.tokens is not None:
             raise Misuse("the plan 'transactional' keeps entities and tokens in one database: leave tokens out")
@@ -152,7 +150,7 @@ class OutboxSink:
                 raise Misuse(f"{name} is {value}, must be from 1 to {most:,}", **{name: value})
         for name, url in self.urls.items():
             if url.startswith("memory:"):
-                raise Misuse(f"{name} is {url!r}: every task would have a memory of its own")
+                raise Misuse(f"{name} is {url!r}: each task would have a memory of its own")
         if any(sign in plans.check_name(self.source, "source") for sign in ":#/"):
             raise Misuse(f"source is {self.source!r}, must be without ':', '#' and '/'", source=self.source)
         plans.check_queue(self.to)
@@ -174,29 +172,26 @@ class OutboxSink:
         if has_executors(rows.sparkSession):
             for name, url in self.urls.items():
                 if url.startswith("sqlite:"):
-                    raise Misuse(
-                        f"{name} is a SQLite file: the executors of a cluster would each have one of their own"
-                    )
+                    raise Misuse(f"{name} is a SQLite file: each executor of a cluster would have a file of its own")
             ship(rows.sparkSession)
         rows, columns = self._with_body(rows)
         only = str(self.only) if self.only is not None and VERDICT in rows.columns else ""
         schema = hashlib.sha256(rows.select(*columns).schema.json().encode()).hexdigest()[:16]
         shape = {"buckets": self.buckets, "chunk_max": self.chunk_max, "only": only, "columns": schema}
         batch = OutboxBatch(Key(ENDPOINT, self.source), number, query, shape)
-        with self.opened() as world:  # here first: tables are made once, and a wrong address is one line
-            due = batch.begin(world.entities)
-        if not due:  # whatever state the stream keeps still has to go through it
+        with self.opened() as world:  # on the driver first: creates the tables once, and a wrong URL is one line
+            is_due = batch.begin(world.entities)
+        if not is_due:  # evaluate the rows all the same: a stream may update its state by that
             rows.write.format("noop").mode("overwrite").save()
             return SentBatch(0, 0, 0)
         if only:
             rows = rows.where(F.col(VERDICT) == only)
-        # The rows as texts, each bucket in a partition of its own, sorted.
         texts = rows.select(F.to_json(F.struct(*columns), JSON).alias(BODY))
         bucket = F.pmod(F.xxhash64(BODY), F.lit(self.buckets)).cast("int")
-        parts = (
-            texts.select(bucket.alias(BUCKET), BODY).repartitionById(self.buckets, BUCKET).sortWithinPartitions(BODY)
-        )
-        sender = replace(self, body=None)  # an expression does not travel to tasks
+        texts = texts.select(bucket.alias(BUCKET), BODY)
+        # Each bucket in one task, sorted; before Spark 4.1 a task may have several.
+        parts = evenly(texts, F.col(BUCKET), self.buckets, self.buckets).sortWithinPartitions(BUCKET, BODY)
+        sender = replace(self, body=None)  # an expression cannot be pickled
         figures = parts.mapInArrow(partial(sender._send_partition, number), FIGURES).collect()
         for row in figures:
             if row["error"]:
@@ -208,7 +203,7 @@ class OutboxSink:
         return SentBatch(applied, resumed, duplicate)
 
     def _with_body(self, rows: DataFrame) -> tuple[DataFrame, list[Column]]:
-        """The rows with all that is to be sent of them, and the columns that hold it."""
+        """The rows with the columns to send, and expressions for these."""
         every = [name for name in rows.columns if name not in (VERDICT, REASON)]
         names = listed(every if self.body is None else self.body)
         if not names:
@@ -221,8 +216,8 @@ class OutboxSink:
         return rows, [F.col(quoted(n)).cast(exact(rows.schema[n].dataType)).alias(n) for n in wanted.of(rows).name]
 
     def _send_partition(self, number: int, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What Spark calls with one bucket, sorted. An error of ours is an answer: raised here, it would be a page of
-        Java."""
+        """Called by Spark with the sorted rows of one or several buckets. Our own errors are returned as a row, because
+        an exception would come with a page of Java."""
         counts = dict.fromkeys((Outcome.APPLIED, Outcome.RESUMED, Outcome.DUPLICATE), 0)
         kind, text = "", ""
         rows = chain.from_iterable(
@@ -248,12 +243,9 @@ class OutboxSink:
         source = plans.Taken(Key(ENDPOINT, f"{self.source}:{bucket}"), number << CHUNK_BITS | index, outgoing)
         plan = self.plan or ("transactional" if self.tokens is None else "parented")
         for _ in range(TRIES_MAX):
-            outcome = run_one(
-                world, plans.sourced_at_once(source) if plan == "transactional" else plans.sourced(source)
-            )
-            if outcome is not Outcome.CONFLICT:
+            if (outcome := run_one(world, plans.SOURCED[plan](source))) is not Outcome.CONFLICT:
                 return outcome
-        raise StaleWrite(f"{where}: somebody else wrote it in each of {TRIES_MAX} tries")
+        raise StaleWrite(f"{where}: another task wrote it in each of {TRIES_MAX} tries")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +253,12 @@ class OutboxBatch:
     key: Key
     number: int
     query: str
-    """The stream it is of; empty: of none."""
+    """The id of its stream; empty: of none."""
     shape: dict[str, Any]
-    """What decides in which chunk a row is."""
+    """The settings that decide which chunk a row is in."""
 
     def begin(self, entities: EntityStore) -> bool:
-        """Keep that it is in hand; False if it is complete long since, `Misuse` if it cannot be begun like this."""
+        """Store it as the current batch; False if a later one was begun, `Misuse` if it cannot be begun like this."""
         for _ in range(TRIES_MAX):
             entity = entities.load([self.key])[0]
             state = entity.state or {}
@@ -317,11 +309,11 @@ class OutboxBatch:
                 )
 
     def _stale(self) -> StaleWrite:
-        return StaleWrite(f"source {self.key.name!r}: somebody else wrote it in each of {TRIES_MAX} tries")
+        return StaleWrite(f"source {self.key.name!r}: another job wrote it in each of {TRIES_MAX} tries")
 
 
 def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
-    """Cut into lists of this size; the last may be shorter.
+    """Lists of ``size`` items; the last may be shorter.
 
     >>> list(chunks("abcde", 2))
     [['a', 'b'], ['c', 'd'], ['e']]
@@ -332,7 +324,7 @@ def chunks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 def exact(kind: T.DataType) -> T.DataType:
-    """The type that JSON holds without loss: decimals are text, at any depth.
+    """The type to cast to before JSON, without loss: decimals as text, at any depth.
 
     >>> exact(T.ArrayType(T.DecimalType(38, 18))).simpleString()
     'array<string>'

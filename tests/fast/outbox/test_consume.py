@@ -99,7 +99,7 @@ def test_a_signal_ends_it_in_good_order(folder, number):
     words = [sys.executable, "-m", "onefold.cli.main", "consume", "shop:app", "--metrics-port", "0"]
     consumer = subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
     assert consumer.stderr is not None
-    assert consumer.stderr.readline().startswith("figures at http://127.0.0.1:")
+    assert consumer.stderr.readline().startswith("metrics at http://127.0.0.1:")
     assert consumer.stderr.readline() == "shop consumes orders; Ctrl-C ends it\n"
     consumer.send_signal(number)
     _, told = consumer.communicate(timeout=60)
@@ -109,10 +109,10 @@ def test_a_signal_ends_it_in_good_order(folder, number):
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("shop", "'shop' is no MODULE:APP, such as shop:app"),
+        ("shop", "'shop' must be MODULE:APP, such as shop:app"),
         ("nowhere:app", "no module 'nowhere' in"),
-        ("shop:ap", "shop:ap: 'ap' of the module 'shop' is not there; there are app, empty"),
-        ("shop:number", "shop:number: 'number' of the module 'shop' is a int, no Endpoint; there are app, empty"),
+        ("shop:ap", "shop:ap: 'ap' in the module 'shop' does not exist; it has app, empty"),
+        ("shop:number", "shop:number: 'number' in the module 'shop' is a int, not an Endpoint; it has app, empty"),
         ("shop:empty", "empty has no handlers: there is nothing to consume"),
         ("broken:app", "the module 'broken' cannot be imported: ZeroDivisionError: "),
         ("away.sub:app", "no module 'away.sub' in"),

@@ -96,7 +96,7 @@ def test_a_handler_that_is_not_repeatable_is_convicted():
     with pytest.raises(Convicted) as convicted:
         explore(restless, [{"n": 1}])
     assert convicted.value.offence.wrong == "depends_on_chance"
-    told = 'depends on more than its input: restless: for {"n":1} with the state null it answered 0 and sent nothing,'
+    told = 'depends on more than its input: restless: for {"n":1} with the state null it returned 0 and sent nothing,'
     assert told in convicted.value.offence.text
 
 
@@ -142,9 +142,9 @@ def keeping(state, message):
 @pytest.mark.parametrize(
     ("handler", "wrong", "told"),
     [
-        (lucky, "depends_on_chance", r"\(draws from chance at .*test_explorer_handlers.py:\d+ \(lucky\)\)"),
-        (stamped, "depends_on_chance", r"asks the clock at .*test_explorer_handlers.py:\d+ \(stamped\)"),
-        (named, "depends_on_chance", r"draws from chance at .*test_explorer_handlers.py:\d+ \(named\)"),
+        (lucky, "depends_on_chance", r"\(draws random numbers at .*test_explorer_handlers.py:\d+ \(lucky\)\)"),
+        (stamped, "depends_on_chance", r"reads the clock at .*test_explorer_handlers.py:\d+ \(stamped\)"),
+        (named, "depends_on_chance", r"draws random numbers at .*test_explorer_handlers.py:\d+ \(named\)"),
         (
             noting,
             "acts_on_the_world",
@@ -183,7 +183,7 @@ def test_what_does_no_harm_is_a_finding_at_most(tmp_path):
 
     findings = explore(looking, [{"n": 1}], crashes=0).findings
     assert [finding.split(" at ")[0] for finding in findings] == [
-        "looking: the handler asks the clock",
+        "looking: the handler reads the clock",
         f"looking: the handler reads the file '{rates}'",
     ]
 
@@ -195,7 +195,7 @@ def test_ends_that_depend_on_the_order_are_told(module, capsys):
     told = capsys.readouterr().err.splitlines()
     assert told[0].startswith("transactional: nothing wrong in all ")
     assert "states (2 messages, 2 workers, crashes up to 0, expired leases 0, copies 0)" in told[0]
-    assert told[1] == "  note: the end depends on the order of the messages: last/one = 1 | last/one = 2"
+    assert told[1] == "  note: the result depends on the order of the messages: last/one = 1 | last/one = 2"
 
 
 def test_a_handler_that_raises_in_some_order_is_convicted():
@@ -296,9 +296,10 @@ def test_the_command_explores_the_shipped_plans(capsys):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "explore what?"),
+        ([], "name one of TARGET, --specimen and --shipped, not none"),
         (["--shipped", "--specimen", "remade"], "not --specimen and --shipped"),
         (["--shipped", "--crashes", "2"], "--crashes needs a TARGET"),
+        (["--shipped", "--states-max", "0"], "Invalid value for '--states-max'"),
         (["--specimen", "x"], "--specimen is 'x', must be one of evicted, remade"),
         (["nocolon"], "the target is 'nocolon', must be like shop.handlers:pay"),
         (["nowhere_at_all:x"], "no module 'nowhere_at_all' in"),

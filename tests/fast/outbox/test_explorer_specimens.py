@@ -55,7 +55,7 @@ stubborn: circle (found in 2 states)
 1. worker 1 of payment leases m1
 2. worker 1 of payment loads payment/one (version 0), and gives m1 back
 ... and again from 1 on.
-Wrong: it can go round like this for ever."""
+Wrong: this can repeat for ever."""
 
 
 def stubborn(key, message):

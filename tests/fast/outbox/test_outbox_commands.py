@@ -1,4 +1,6 @@
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,16 @@ def test_what_is_in_outboxes_is_shown_with_what_it_would_send(at, tmp_path):
     assert "dead letters" not in done.stderr
     assert "0 in outboxes" in outbox("ls", "--store", at, "--endpoint", "other", cwd=tmp_path).stderr
     assert "0 in outboxes" in outbox("ls", "--store", at, "--older-than-s", 3_600, cwd=tmp_path).stderr
+
+
+def test_an_entry_that_a_clock_ahead_of_ours_dated_is_shown(at, tmp_path):
+    with shop(at) as app:
+        app.take("orders.csv", 1, [Out("orders", {"order": "7"})])
+        cut_off(app, "orders")
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        db.execute("update outbox_entries set at_ms = at_ms + 3600000")
+        db.commit()
+    assert "1 in outboxes" in outbox("ls", "--store", at, cwd=tmp_path).stderr
 
 
 @pytest.mark.parametrize(
@@ -106,6 +118,7 @@ def test_dead_letters_are_shown_with_why_they_are_dead(at, tmp_path):
     [
         (["ls"], "Missing option '--store'"),
         (["ls", "--store", "sqlite:///nowhere.db"], "nowhere.db is not there"),
+        (["ls", "--store", "sqlite:///nowhere.db", "--endpoint", ""], "endpoint is ''"),
         (["ls", "--store", "postgresql://me:hush@127.0.0.1:1/x"], "refused"),
         (["recover", "--store", "sqlite:///nowhere.db"], "Missing option '--transport'"),
         (["recover", "--store", "sqlite:///nowhere.db", "--transport", "sqlite:///q.db"], "nowhere.db is not there"),

@@ -107,7 +107,9 @@ def test_a_body_of_another_type_is_a_dead_letter_at_once(shop):
     shop.app.take("source", 1, [Out("orders", {"order": 7, "sum": "much", "at": 5, "lines": []})])
     shop.consume()
     (letter,) = shop.queue.buried()
-    assert letter.reason.startswith("malformed: orders: the body is no Order: sum: Input should be a valid decimal")
+    assert letter.reason.startswith(
+        "malformed: orders: the body is not a valid Order: sum: Input should be a valid decimal"
+    )
 
 
 @pytest.mark.parametrize(

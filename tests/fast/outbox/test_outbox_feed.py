@@ -195,6 +195,20 @@ def test_a_payload_that_is_no_json_stops_it_and_whole_records_do_not_mind(bench)
     assert found[1]["payload_base64"] == "MSBjb2ZmZWU="
 
 
+@pytest.mark.parametrize(
+    ("payload", "problem"),
+    [
+        (b'{"n": 1, "n": 2}', 'the payload of record 1 is not JSON that can be read: the name "n" is there twice'),
+        (b"1e999", "record 1 cannot be sent: .*Out of range float"),
+        (b'"' + b"x" * 262_144 + b'"', "record 1 cannot be sent: .* a message to 'payments' has 262146 bytes"),
+    ],
+)
+def test_a_record_that_cannot_be_sent_is_named(bench, payload, problem):
+    bench.publish(b"0", payload, b"2")
+    with pytest.raises(BadInput, match=f"orders>payments: {problem}"):
+        bench.feed().run()
+
+
 def test_a_log_that_is_not_the_same_is_noticed(bench, tmp_path):
     bench.publish_numbers(*range(5))
     bench.feed().run()

@@ -1,8 +1,9 @@
-"""The explorer: every crash, every order and every late write of a small world, tried on the real plans and store.
+"""The explorer tries every crash, every order and every late write in a small system, on the real plans and store.
 
 topology    what is explored: stages, messages, budgets of faults; the shipped plans, and the specimens
-system      the states, and everything that can happen next in each
-search      nearest first, equal states merged; what is wrong, as a history
+handlers    the handler on trial, and what it does besides returning an answer
+system      the states, and every possible next move in each
+search      breadth-first, equal states merged; an error as a history in words
 """
 
 from onefold.outbox.explore.search import STATES_MAX, Convicted, Exploration, explored, together

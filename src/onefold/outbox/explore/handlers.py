@@ -1,11 +1,11 @@
-"""The handler on trial: it shall be a function of state and message, and do nothing else.
+"""The handler on trial: it must be a function of state and message, without side effects.
 
-Each call with equal input is made twice, the first answer is kept, and a difference is held against it. Meanwhile the
-interpreter is listened to. Its *audit events* tell of files, sockets and processes: whoever writes, calls or starts
-something does it again with each call, and a crash does not take it back. A *profile function* sees who asks a clock or
-draws from chance; such a handler is called `CHANCE_CALLS` times, for two answers may be equal by luck.
+For each input the handler is called twice, and the two results must be equal. During the calls, Python's *audit events*
+show files, sockets and processes: a handler that writes, connects or starts something does it again with each call, and
+a crash does not undo it. A *profile function* sees calls of clocks and random numbers; such a handler is called
+`CHANCE_CALLS` times, because two results may be equal by luck.
 
-What a library written in C does by itself is not heard of (libpq connects unseen), nor what other threads do.
+Not seen: what a library written in C does by itself (libpq connects unseen), and what other threads do.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHANCE_CALLS: Final = 100
 
 
 class HandlerWrong(Exception):
-    """What the handler did, or did not do; the text is one sentence."""
+    """What is wrong with the handler, in one sentence."""
 
     def __init__(self, wrong: Wrong, text: str) -> None:
         super().__init__(text)
@@ -46,12 +46,12 @@ class HandlerWrong(Exception):
 
 
 class Deed(NamedTuple):
-    """Something that a handler did besides answering."""
+    """A side effect of a handler."""
 
     what: str
     where: str
     wrong: Wrong | None
-    """None: it looked at the world, which changes nothing there."""
+    """None: it only read something."""
 
     def __str__(self) -> str:
         return f"{self.what} at {self.where}"
@@ -61,10 +61,10 @@ class Handlers:
     def __init__(self) -> None:
         self._findings: dict[str, None] = {}
         self._answers: dict[tuple[Any, ...], Handled | Asked] = {}
-        """By handler, queue, name and body of the message, state, answers. Not by its token: which attempt made that is
-        chance, and an answer that hangs on it would differ from the one without faults."""
+        """By handler, queue, name and body of the message, state, answers. Not by its token, which differs between
+        attempts, so that the result is the same as without faults."""
         self._outside: dict[str, Any] = {}
-        """What was answered to a key: a provider that honours keys answers the same again."""
+        """The response to each key: a provider that honours keys repeats it."""
         _listen()
 
     @property
@@ -79,14 +79,14 @@ class Handlers:
         return self._answers[key]
 
     def outside(self, handling: Handling, message: Message, step: Call) -> Any:
-        """What a call outside is answered with: it is made once per message and name, and not watched."""
+        """The response of an external call, which is made once per message and name, and not watched."""
         key = f"{message.token.partition('@')[0]}:{step.name}"
         if key not in self._outside:
             self._outside[key] = _call(handling, message, step, {}, _unwatched)
         return self._outside[key]
 
     def handled(self, handling: Handling, message: Message, state: Any) -> Handled:
-        """The end of it, with all that is done outside."""
+        """The handler's result, after all its external calls."""
         answers: dict[str, Any] = {}
         while not isinstance(done := self.answer(handling, message, Handle(state, 0, answers)), Handled):
             step = Call(done.name, f"{message.token}:{done.name}", done.call)
@@ -101,7 +101,7 @@ class Handlers:
             calls -= 1
             try:
                 answer = _call(handling, message, Handle(json.loads(state), 0, json.loads(answers)), deeds, _watching)
-            finally:  # also when it failed: of that, this may be the reason
+            finally:  # also if the call failed: a side effect may be the reason
                 for deed in deeds:
                     if deed.wrong is Wrong.ACTS:
                         why = "each call does it again, and a crash does not undo it"
@@ -113,11 +113,11 @@ class Handlers:
             elif answer != first and not (_describe(answer) == _describe(first) and isinstance(answer, Asked)):
                 by = f" ({'; '.join(map(str, deeds))})" if deeds else ""
                 where = f"{message.to}: for {pack(message.body)} with the state {state}"
-                answers = f"it answered {_describe(first)}, then {_describe(answer)}"
+                answers = f"it returned {_describe(first)}, then {_describe(answer)}"
                 raise HandlerWrong(Wrong.CHANCE, f"the handler depends on more than its input{by}: {where} {answers}")
         assert first is not None
         for deed in deeds:
-            many = f" ({CHANCE_CALLS} more answers were equal)" if deed.wrong else ""
+            many = f" ({CHANCE_CALLS} more results were equal)" if deed.wrong else ""
             self._findings[f"{message.to}: the handler {deed}{many}"] = None
         return first
 
@@ -126,7 +126,7 @@ Watch = Callable[[dict["Deed", None]], AbstractContextManager[None]]
 
 
 def _call(handling: Handling, message: Message, step: Handle | Call, deeds: dict[Deed, None], watch: Watch) -> Any:
-    @wraps(handling.call)  # so it is known what parameters it has
+    @wraps(handling.call)  # keeps the signature
     def watched(*values: Any, **named: Any) -> Any:
         with watch(deeds):
             answer = handling.call(*values, **named)
@@ -175,14 +175,14 @@ def _watching(deeds: dict[Deed, None]) -> Iterator[None]:
 
 @cache
 def _listen() -> None:
-    """Once per process: an audit hook cannot be taken back."""
+    """Once per process: an audit hook cannot be removed."""
     sys.addaudithook(_on_event)
 
 
 def _on_event(event: str, values: tuple[Any, ...]) -> None:
     if (words := _EVENTS.get(event)) is None or (deeds := _deeds.get()) is None:
         return
-    token = _deeds.set(None)  # what is looked up here is not the handler's
+    token = _deeds.set(None)  # this function's own file accesses do not count
     try:
         is_write, what = words(*values) if callable(words) else (True, f"{words} {values[0]!r:.200}")
         if what and (where := _place(sys._getframe(1))):
@@ -238,9 +238,9 @@ def _on_call(frame: FrameType, event: str, function: Any) -> None:
         return
     owner = getattr(function, "__self__", None)
     if function is os.urandom or (owner is _SHARED_CHANCE and owner is not None):
-        what = "draws from chance"
+        what = "draws random numbers"
     elif function in _CLOCKS or (isinstance(owner, type) and issubclass(owner, date) and function.__name__ in _NOW):
-        what = "asks the clock"
+        what = "reads the clock"
     else:
         return
     if where := _place(frame):
@@ -251,11 +251,11 @@ _NOW: Final = frozenset({"now", "utcnow", "today"})
 _LIBRARIES: Final = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib")})
 _HERE: Final = f"{Path(__file__).parents[2]}{os.sep}"
 _INNOCENT: Final = frozenset({logging.__file__, linecache.__file__})
-"""To log is no deed, and who shows a traceback reads sources."""
+"""Logging does not count as a side effect, and printing a traceback reads source files."""
 
 
 def _place(frame: FrameType | None) -> str:
-    """Where in the user's code; empty if Python does it by itself: an import, a log line."""
+    """The line in the user's code; empty for what Python does by itself: an import, a log line."""
     place, file = "", ""
     while frame is not None and file != __file__:
         code = frame.f_code

@@ -1,10 +1,10 @@
-"""The search: every state that can be reached, nearest first, so that the first wrong one has the shortest history.
+"""A breadth-first search of all reachable states, so that the first wrong state has the shortest history.
 
-Then, for a complete search: does everything end, and how often can a handler be called for one message? If no state can
-be reached from itself, every history ends; and since every state from which nothing follows is at rest, it ends well.
-On the way back from the ends the calls are counted.
+After a complete search, a depth-first pass checks that every history ends, and counts how often a handler can be called
+for one message. If no state can be reached from itself, every history ends; and as every state without a next move is
+at rest, it ends well.
 
-A history is told in numbered lines, one per move, and what is wrong with it.
+A history is printed as numbered lines, one per move, and what is wrong at the end.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from onefold.outbox.explore.topology import Algorithm, Offence, Topology, Wrong
 from onefold.outbox.plans import Outcome, Settled
 
 STATES_MAX: Final = 200_000
-"""Some seconds, and 100 MB. Two messages on one entity with one crash and one expiry need less under every plan but
-``checkpointed``."""
+"""Some seconds, and 100 MB. Two messages on one entity with one crash and one expiry need fewer states under every plan
+but ``checkpointed``."""
 
 
 class Convicted(AssertionError):
-    """Something is wrong. The text is the shortest history that leads there, line by line, and what is wrong then."""
+    """Something is wrong. The text is the shortest history that leads there, line by line, and what is wrong."""
 
     def __init__(self, plan: str, offence: Offence, history: str, states: int) -> None:
         super().__init__(f"{plan}: {offence.wrong.replace('_', ' ')} (found in {states:,} states)\n{history}")
@@ -37,37 +37,38 @@ class Convicted(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Exploration:
-    """What was explored, and nothing was wrong."""
+    """The result of a search that found nothing wrong."""
 
     plan: str
     topology: str
     extent: str
-    """How many messages and workers, and how much of each fault."""
+    """Numbers of messages and workers, and the budget of each fault."""
     states: int
-    """Distinct ones of the whole world: database, transport, workers, budgets left. Workers of one stage are alike."""
+    """Distinct states of the whole system: database, transport, workers, budgets left. Workers of a stage are
+    interchangeable."""
     transitions: int
     rests: int
     """States in which all work was done; each was checked against every order without faults."""
     complete: bool
-    """False: there are more states than were allowed; what was looked at is right."""
+    """False: there are more states than ``states_max``; those that were explored are right."""
     seconds: float
     performed: int
-    """Steps that the SQLite store performed; the others were known from an equal state."""
+    """Steps executed by the SQLite store; the others were cached from an equal state."""
     endings: int
-    """In how many ways it can end when nothing goes wrong."""
+    """How many different results there are without faults."""
     ends: tuple[str, ...]
-    """Two of them in words, if there are more than one: which it is depends on the order of the messages."""
+    """Two of these in words if there are several: the result depends on the order of the messages."""
     calls_max: int | None
-    """How often the handler may be called for one message: so often happens what it does outside. None: not counted."""
+    """How often the handler, with its side effects, may be called for one message. None: not counted."""
     findings: tuple[str, ...]
-    """What is no fault of the outcome, but worth knowing."""
+    """Notes that are no error."""
 
 
 def explored(
     topology: Topology, algorithm: Algorithm, *, states_max: int = STATES_MAX,
     invariant: Invariant | None = None, endless: bool = False,
 ) -> Exploration:  # fmt: skip
-    """All states, or `Convicted`. ``endless``: also look whether anything goes on for ever, and count calls."""
+    """Explore all states; raises `Convicted`. ``endless``: also check that every history ends, and count calls."""
     try:
         system = System(topology, algorithm, invariant)
     except HandlerWrong as error:
@@ -105,7 +106,7 @@ class _Search:
         self.transitions = self.rests = 0
 
     def run(self, endless: bool) -> Exploration:
-        """Look at all states, or at so many; stops at the first that is wrong."""
+        """Explore all states, or up to ``states_max``; stops at the first wrong one."""
         began, system, calls = perf_counter(), self.system, None
         layer, complete = [system.first], True
         while layer and complete:
@@ -135,7 +136,7 @@ class _Search:
         )
 
     def _look(self, state: State, following: list[State]) -> None:
-        """Everything that can happen in this state; `Convicted` if something is wrong."""
+        """Make every move from this state; `Convicted` if something is wrong."""
         parents, offence_of, stuck = self.parents, self.system.worlds.offence, True
         try:
             for after, move in self.system.moves(state):
@@ -154,15 +155,15 @@ class _Search:
             self.rests += 1
             offence = self.system.worlds.at_rest(state[WORLD])
         else:
-            offence = Offence(Wrong.STUCK, "nobody can go on, and it is not finished.") if stuck else None
+            offence = Offence(Wrong.STUCK, "no worker can go on, and work is left.") if stuck else None
         if offence is not None:
             self._convict(offence, self._way(state))
 
     def _calls_max(self) -> int:
-        """How often a handler can be called for one message; `Convicted` if something can go round for ever. Goes
-        through all states, deepest first: only for a search that was complete."""
+        """How often a handler can be called for one message; `Convicted` if there is a cycle. A depth-first pass over
+        all states, for a complete search only."""
         system, on_way = self.system, {self.system.first}
-        counted: dict[State, dict[str, int]] = {}  # from a state on: by message, how often at most
+        counted: dict[State, dict[str, int]] = {}  # from this state on: the maximum number of calls by message
         way: list[tuple[State, str, Iterator[tuple[State, Move]], dict[str, int]]]
         way = [(system.first, "", system.moves(system.first), {})]
         while way:
@@ -170,7 +171,7 @@ class _Search:
             for after, move in moves:
                 if after in on_way:
                     states = [*(each[0] for each in way), after]
-                    circle = Offence(Wrong.CIRCLE, "it can go round like this for ever.")
+                    circle = Offence(Wrong.CIRCLE, "this can repeat for ever.")
                     self._convict(circle, states, states.index(after) + 1)
                 if after not in counted:
                     on_way.add(after)
@@ -186,7 +187,7 @@ class _Search:
         return max(counted[system.first].values(), default=0)
 
     def _called(self, before: State, move: Move) -> str:
-        """For which message this move calls the handler; empty: for none."""
+        """The message for which this move calls the handler; empty if it does not."""
         worker = self.system.groups.workers[move.action.worker]
         if move.action.what != "step" or worker is None:
             return ""
@@ -200,7 +201,7 @@ class _Search:
         return way[::-1]
 
     def _convict(self, offence: Offence, way: Sequence[State], again: int = 0) -> NoReturn:
-        """Tell the history of these states; ``again``: from which move on it goes round."""
+        """Raise `Convicted` with the history of these states; ``again``: the move from which on it repeats."""
         teller, lines, width = _Teller(self.system), [], len(str(len(way) - 1))
         for number, (before, after) in enumerate(pairwise(way), 1):
             move = next(move for state, move in self.system.moves(before) if state == after)
@@ -212,7 +213,7 @@ class _Search:
 
 
 def _add(calls: dict[str, int], later: Mapping[str, int], name: str) -> None:
-    """One more way on from here: later calls, and perhaps one at once."""
+    """Merge the calls of one more path: ``later`` ones, and one for ``name`` now."""
     for each, count in later.items():
         now = count + (each == name)
         if calls.get(each, 0) < now:
@@ -222,7 +223,7 @@ def _add(calls: dict[str, int], later: Mapping[str, int], name: str) -> None:
 
 
 class _Teller:
-    """Keeps in mind which worker is which: in the states they are sorted."""
+    """Puts moves into words. Tracks which worker is which, because states keep them sorted."""
 
     def __init__(self, system: System) -> None:
         self.system = system
@@ -237,7 +238,7 @@ class _Teller:
         who = group.title if group.chore is not None else f"worker {slot + 1} of {group.title}"
         text = self._sentence(who, move, before)
         slots[slot] = action.after
-        # A late acknowledgement changes others, too.
+        # A late acknowledgement changes another worker, too.
         rest = list(self.system.groups.members[after[GROUPS + move.group]][1])
         rest.remove(slots[slot])
         odd = []
@@ -329,7 +330,7 @@ def _describe(step: Any, answer: Any) -> str:
         case plans.Peek():
             return f"loads {step.key} (version {answer.version})"
         case plans.Commit(entity):
-            assert entity is not None, "what keeps no state is not explored"
+            assert entity is not None, "a handler without state is not explored"
             key = entity.key
             if answer is Settled.STALE:
                 return f"cannot commit: version {entity.version} of {key} is stale"

@@ -1,23 +1,24 @@
 """A whole system with all its workers, and everything that can happen next in it.
 
 A *state* is a tuple of small numbers: the budgets left, the shared world, the parcels that can be leased, and one
-number per group of workers. Two histories that lead to equal numbers lead to the same state, and go on as one.
+number per group of workers. Histories that lead to equal numbers lead to the same state, and are merged.
 
-- `StoreSnapshots`: the real store at any content that was ever reached. A database in memory is copied out after each
-  write and copied in before the next step. Each pair of content and step is performed once.
-- `endings`: the oracle. What comes out without faults, for every order of messages: one handler call each, no store
-  and no plan. Whatever faults there are, in the end the world must look like one of these.
-- `Payloads`: what was ever sent. ``m1`` is the first message, ``m1.2`` the second one that it sends, ``mark1`` what a
-  source has at its first mark. A token is the name with the number of its attempt: ``m1.2@3``. So a message
-  that is sent under two tokens is found out by its name.
+- `StoreSnapshots`: the real store with any content that was ever reached. A database in memory is serialized after each
+  write and restored before the next step. Each pair of content and step is executed once.
+- `endings`: the oracle. The results without faults, for every order of messages: one handler call each, no store and
+  no plan. Whatever the faults, the system must end in one of these.
+- `Payloads`: every payload ever sent. ``m1`` is the first message, ``m1.2`` the second one that it sends, ``mark1`` the
+  first mark of a source. A token is the name with the number of its attempt, ``m1.2@3``, so a message that is sent
+  under two tokens is recognised by its name.
 - `Positions`: where a worker is in its attempt: its job, and all answers so far. A generator cannot be copied, but the
-  same answers bring it to the same position again. The handler is called at once where it is asked for.
-- `Worlds`: the content of the database, and the books, which know what no store knows: which messages changed a state,
-  what was ever sent, which tokens were and are no more. What is right to do next may depend on them.
-- `WorkerGroups`: the workers of one stage, of the source, or one who does a chore. Workers of a group are alike, so a
-  group is kept sorted. A worker is its position, its parcel, and whether its lease still runs; 0 is an idle one.
-- `Transport`: what can be leased now. A payload may be there several times, sent again or copied. Each is a parcel of
-  its own, for a late acknowledgement is about one parcel and not about its copies.
+  same answers lead to the same position again. A handler is called as soon as a plan asks for it.
+- `Worlds`: the content of the database, and the books with what no store knows: which messages changed a state, what
+  was ever sent, which tokens were removed.
+- `WorkerGroups`: the workers of one stage, of the source, or the one that does a chore. Workers of a group are
+  interchangeable, so a group is kept sorted. A worker is its position, its parcel, and whether its lease still runs; 0
+  is an idle one.
+- `Transport`: the parcels that can be leased now. A payload that was sent or copied several times is several parcels,
+  because a late acknowledgement concerns one parcel and not its copies.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _ROW_OF: Final = "select position from outbox_queue where json_extract(cast(payl
 
 @runtime_checkable
 class OwnStep(Protocol):
-    """A step that no shipped plan has: of a specimen, a mutant or a chore. It knows how it is done."""
+    """A step of a specimen, a mutant or a chore, which no shipped plan has. It performs itself."""
 
     def perform(self, ledger: SqliteLocal, connection: sqlite3.Connection) -> Any: ...
 
@@ -63,7 +64,7 @@ T = TypeVar("T")
 
 
 class Numbered(list[T]):
-    """A list without duplicates that knows where each item is."""
+    """A list without duplicates that finds the number of an item."""
 
     def __init__(self, *items: T) -> None:
         super().__init__(items)
@@ -80,7 +81,7 @@ class StoreSnapshots:
     """All contents so far, by number; the first is number 0."""
 
     def __init__(self, tables: Iterable[str], messages: Sequence[Message], tokens: bool, rows: bool) -> None:
-        """``tokens``: the first messages have one, or ``rows``: they are rows."""
+        """The first messages are rows of the queue (``rows``), or have tokens (``tokens``), or neither."""
         self.contents: list[Content] = []
         self.performed = 0
         self._snapshots: list[bytes] = []
@@ -89,7 +90,7 @@ class StoreSnapshots:
         db.execute(f"pragma page_size={PAGE_BYTES}")
         for statement in tables:
             db.execute(statement)
-        self._store = SqliteLocal.over(db, lambda: 0)  # the clock stands: time is no part of a state
+        self._store = SqliteLocal.over(db, lambda: 0)  # the clock stands still: time is not part of a state
         self.realm = self._store.place if rows else self._store.realm
         self._sent: list[Parcel] = []
         transport = self._store if rows else cast(Queue, SimpleNamespace(send=self._sent.extend))
@@ -101,14 +102,14 @@ class StoreSnapshots:
         elif tokens:
             self._store.create([plans.Create("", "", ((each.token, each.to),), False) for each in messages])
         self._rows: list[Mapping[int, Parcel]] = []
-        """Of each content, by position."""
+        """The queue of each content, by position."""
         self._here = self._number()
 
     def close(self) -> None:
         self._connection.close()
 
     def perform(self, content: int, step: Any) -> tuple[int, Any, list[Parcel]]:
-        """The content after a step, what it is answered with, and what was sent by it."""
+        """The content after a step, its answer, and what it sent."""
         self.performed += 1
         self._sent.clear()
         if self._here != content:
@@ -127,22 +128,19 @@ class StoreSnapshots:
         return self._here, answer, list(self._sent)
 
     def _leased(self, token: str) -> str | None:
-        """The receipt of the row with this message, wherever it is; None if it is gone."""
+        """Lease the row of this message, even if it is leased: the receipt, or None if the row is gone."""
         positions = [position for (position,) in self._connection.execute(_ROW_OF, [token])]
         return self._store.lend(lambda: positions, 1)[0].receipt if positions else None
 
     def _number(self) -> int:
         execute = self._connection.execute
-        # The order of the keys, for the tables have no other.
+        # In the order of the keys: the tables have no row ids.
         rows = tuple((name, tuple(execute(sql))) for name, sql in self._reads)
         number = self._numbers.get(rows)
         if number is None:
             number = self._numbers[rows] = len(self.contents)
             tables = dict(rows)
-            tokens, entities = (
-                tables["outbox_tokens"],
-                tables["outbox_entities"],
-            )  # the columns are in the store's order
+            tokens, entities = tables["outbox_tokens"], tables["outbox_entities"]  # columns in the order of the schema
             parcels = {row[0]: Parcel(row[1], row[5]) for row in tables["outbox_queue"]}
             content = Content(
                 frozenset(row[0] for row in tokens)
@@ -162,7 +160,7 @@ _LOOKS: Final = frozenset({plans.Load, plans.Open, plans.Peek})
 
 
 WORLDS_MAX: Final = 50_000
-"""Worlds on the way: eight messages in any order pass through some thousands."""
+"""Intermediate results of `endings`: eight messages in any order have some thousands."""
 
 
 class Ending(NamedTuple):
@@ -170,7 +168,7 @@ class Ending(NamedTuple):
     applied: frozenset[str]
     """The names of the messages that were processed."""
     sent: frozenset[tuple[str, str, str]]
-    """What went to queues that nobody handles here: name, queue, body."""
+    """Messages to queues without a handler: name, queue, body."""
 
     def __str__(self) -> str:
         entities = [f"{key} = {text}" for key, text in sorted(self.states)]
@@ -178,7 +176,7 @@ class Ending(NamedTuple):
 
 
 def plain(text: str) -> str:
-    """Without the numbers of attempts: which one got through is chance, and a handler may keep the token it saw.
+    """The text without numbers of attempts: they depend on the history, and a handler may keep the token it saw.
 
     >>> plain('{"paid":"m1.1@2"}')
     '{"paid":"m1.1"}'
@@ -190,14 +188,14 @@ _ATTEMPT: Final = re.compile(r"(\b(?:m|mark)\d+(?:\.\d+)*)@\d+")
 
 
 def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
-    """All ways in which it can end. What a handler raises goes through."""
+    """All results without faults. Exceptions of a handler are not caught."""
     served, source = topology.served, topology.source
     marks = source.marks if source is not None else ()
     messages = enumerate(topology.messages, 1)
     waiting = frozenset((f"m{number}", queue, pack(body)) for number, (queue, body) in messages)
-    # On the way: the messages and the first of the marks that are still to come, and what came of the others.
+    # Each item: the messages still to be processed, the next mark, and the result of all others.
     worlds = Numbered((waiting, 0, Ending(frozenset(), frozenset(), frozenset())))
-    for waiting, mark, ending in worlds:  # it grows meanwhile
+    for waiting, mark, ending in worlds:  # grows during the loop
         for parcel in sorted(waiting):
             name, queue, body = parcel
             rest = waiting - {parcel}
@@ -216,7 +214,7 @@ def endings(topology: Topology, handlers: Handlers) -> frozenset[Ending]:
             marked = _with(dict(ending.states), Key(source.endpoint, source.name), {"mark": mark + 1})
             worlds.number((waiting | outgoing, mark + 1, ending._replace(states=marked)))
         if len(worlds) > WORLDS_MAX:
-            raise Misuse(f"more than {WORLDS_MAX} worlds without a single fault: give fewer messages")
+            raise Misuse(f"more than {WORLDS_MAX} orders and results without a single fault: give fewer messages")
     return frozenset(ending for waiting, mark, ending in worlds if not waiting and mark == len(marks))
 
 
@@ -235,14 +233,14 @@ def _named(name: str, outgoing: tuple[Outgoing, ...]) -> frozenset[tuple[str, st
 @dataclass(frozen=True, slots=True, eq=False)
 class ExplorerJob:
     label: str
-    """The token of its message; a mark."""
+    """The token of its message, or its mark."""
     begin: Callable[[], Attempt]
     answer: Callable[[plans.Handle], Handled | plans.Asked] | None = None
     outside: Callable[[plans.Call], Any] | None = None
     acknowledges: bool = True
     """False: its end is its acknowledgement, as with sources, chores, and messages whose row is their token."""
     then: int = -1
-    """The parcel that comes when this one is acknowledged: the next mark."""
+    """The payload that arrives when this one is acknowledged: the next mark."""
 
     @property
     def name(self) -> str:
@@ -251,20 +249,20 @@ class ExplorerJob:
 
 def _entity_of(message: Message, handling: plans.Handling) -> str:
     name, _ = handling.read(message)
-    assert name is not None, "what keeps no state is not explored"
+    assert name is not None, "a handler without state is not explored"
     return name
 
 
 class Payload(NamedTuple):
     group: int
-    """Whose workers take it; -1: nobody here."""
+    """The group whose workers take it; -1: none."""
     jobs: tuple[ExplorerJob, ...]
-    """What a worker can do with it: one per plan."""
+    """One per plan that a worker can process it with."""
     message: Message | None
 
 
 def name_of(token: str) -> str:
-    """The name of the message that has this token, or of the mark whose entry has this name.
+    """The name of the message with this token, or of the mark with this entry.
 
     >>> name_of("m1.2@3"), name_of("shop/orders.log#41")
     ('m1.2', 'mark41')
@@ -275,7 +273,7 @@ def name_of(token: str) -> str:
 
 
 def fresh(name: str, attempt: int, many: int) -> tuple[str, ...]:
-    """The ids of the n-th attempt at a message: its own, and one for each message that is sent.
+    """The ids of the n-th attempt at a message: the attempt's own, and one for each message that it sends.
 
     >>> fresh("m1", 2, 3)
     ('m1@2', 'm1.1@2', 'm1.2@2')
@@ -284,7 +282,7 @@ def fresh(name: str, attempt: int, many: int) -> tuple[str, ...]:
 
 
 class Payloads(list[Payload]):
-    """All payloads that were ever sent, by number."""
+    """All payloads ever sent, by number."""
 
     def __init__(self, topology: Topology, algorithm: Algorithm, handlers: Handlers) -> None:
         super().__init__()
@@ -307,7 +305,7 @@ class Payloads(list[Payload]):
 
     def _add(self, payload: bytes) -> int:
         message = plans.unpack_message(payload)
-        group, jobs = -1, []  # what nobody handles is never begun
+        group, jobs = -1, []
         if message.to in self._served:
             group, stage, handling = self._served[message.to]
             key = Key(stage.endpoint, _entity_of(message, handling))
@@ -325,14 +323,14 @@ class Position(NamedTuple):
     job: ExplorerJob
     answers: tuple[Any, ...]
     step: Any
-    """What is asked for; None: it has ended."""
+    """The pending step; None: the attempt has ended."""
     step_number: int
     """Equal steps have equal numbers."""
     outcome: Outcome | None
     carries: bool
-    """The handler was called, and what it made is not written yet."""
+    """The handler was called, and its result is not written yet."""
     called: bool
-    """The handler was called on the way from the position before."""
+    """The handler was called since the previous position."""
 
 
 class Positions(list[Position]):
@@ -346,7 +344,7 @@ class Positions(list[Position]):
         self._steps: Numbered[str] = Numbered()
 
     def after(self, position: int, answer: Any, *, written: bool = False) -> int:
-        """Where this answer leads; ``written``: with it, what the handler made is in the store."""
+        """The position after this answer; ``written``: the handler's result is in the store now."""
         key = (position, repr(answer))
         if key not in self._after:
             job, answers, *_ = before = self[position]
@@ -382,28 +380,28 @@ class WorldBooks(NamedTuple):
     """The names of messages that changed a state."""
     sent: frozenset[int]
     dead: frozenset[str]
-    """Tokens that were, and are no more."""
+    """Tokens that were removed."""
     attempts: tuple[tuple[str, int], ...]
-    """How many attempts at a message asked for ids."""
+    """How many attempts at each message asked for ids."""
     calls: frozenset[tuple[str, str, str]] = frozenset()
-    """What was done outside: for which message, what, under which key."""
+    """External calls: message, name of the call, key."""
 
 
 class StepResult(NamedTuple):
     world: int
     position: int
     arrivals: tuple[int, ...]
-    """Payloads that are on their way to a group now."""
+    """Payloads that were sent to a group by this step."""
     acknowledged: bool
     called: bool
-    """The handler was called at once after it."""
+    """The handler was called right after this step."""
 
 
 class ExploredWorld(NamedTuple):
     content: int
     books: WorldBooks
     offence: Offence | None = None
-    """Of the step that led to it."""
+    """An offence of the step that led to it."""
 
 
 class Worlds(Numbered[ExploredWorld]):
@@ -415,13 +413,13 @@ class Worlds(Numbered[ExploredWorld]):
         self._endings, self._algorithm, self._invariant = system.endings, system.algorithm, invariant
         self._performed: dict[tuple[int, int], tuple[int, Any, tuple[int, ...]]] = {}
         self.stepped = cache(lambda world, position: self._step(world, position, self._positions[position].step))
-        """What comes of the next step of a worker at a position."""
+        """The result of the next step of a worker at a position."""
         self.offence = cache(lambda world: self[world].offence or self._judge(world))
         self.at_rest = cache(self._at_rest)
-        """What is wrong when nothing is on its way and nobody is at work."""
+        """What is wrong if all queues are empty and all workers idle."""
 
     def cut_off(self, world: int, position: int, many: tuple[int, ...]) -> StepResult:
-        """A worker that dies while it sends: only these of its messages are taken."""
+        """The result if a worker dies while it sends, and only these of its messages are stored."""
         messages = self._positions[position].step.messages
         return self._step(world, position, plans.Dispatch(tuple(messages[number] for number in many)))
 
@@ -440,7 +438,7 @@ class Worlds(Numbered[ExploredWorld]):
             after, answer, call = content, job.outside(step), (job.name, step.name, step.key)
             if any(each[:2] == call[:2] and each != call for each in books.calls):
                 offence = Offence(
-                    Wrong.TWO_KEYS, f"{step.name} was called for {job.name} under two keys: it is done twice."
+                    Wrong.TWO_KEYS, f"{step.name} was called for {job.name} under two keys: it is executed twice."
                 )
             books = books._replace(calls=books.calls | {call})
         else:
@@ -455,7 +453,7 @@ class Worlds(Numbered[ExploredWorld]):
                 if name in books.applied:
                     offence = Offence(Wrong.APPLIED_TWICE, f"{name} is applied twice: it counts double.")
                 books = books._replace(applied=books.applied | {name})
-        # What was made before a new look at the entity is put aside: it will not be written.
+        # After the entity is read again, the handler's earlier result will not be written.
         position = self._positions.after(position, answer, written=written or type(step) in _LOOKS)
         called = self._positions[position].called
         while isinstance(named := self._positions[position].step, plans.Fresh):
@@ -475,7 +473,7 @@ class Worlds(Numbered[ExploredWorld]):
 
     def _perform(self, content: int, position: int, step: Any) -> tuple[int, Any, tuple[int, ...]]:
         key = (content, self._positions[position].step_number)
-        is_whole = step is self._positions[position].step  # a part of it is not kept
+        is_whole = step is self._positions[position].step  # an interrupted send is not cached
         if is_whole and key in self._performed:
             return self._performed[key]
         after, answer, parcels = self._snapshots.perform(content, step)
@@ -485,7 +483,7 @@ class Worlds(Numbered[ExploredWorld]):
         return result
 
     def _fresh(self, books: WorldBooks, position: int, step: plans.Fresh) -> tuple[WorldBooks, tuple[str, ...]]:
-        """Ids that nobody has seen: numbered by message and attempt, so that equal histories have equal ids."""
+        """New ids, numbered by message and attempt, so that equal histories have equal ids."""
         name = self._positions[position].job.name
         attempts = dict(books.attempts)
         attempts[name] = attempts.get(name, 0) + 1
@@ -525,16 +523,16 @@ class Worlds(Numbered[ExploredWorld]):
         states = frozenset((key, plain(text)) for key, text in content.states.items())
         ending = Ending(states, books.applied, messages)
         if content.entries and self._algorithm.tidy:
-            return Offence(Wrong.ENTRY_LEFT, f"at rest, the outbox entry {content.entries[0][1]} is left for ever.")
+            return Offence(Wrong.ENTRY_LEFT, f"at rest, the outbox entry {content.entries[0][1]} is left over.")
         if ending not in self._endings:
             return self._differs(ending)
         wanted = {message.token for message in outside} if self._algorithm.tokens else set()
         for token in sorted(wanted - content.tokens):
-            return Offence(Wrong.LOST, f"at rest, {token} was sent and has no token: nobody will process it.")
-        # What a late source left is swept by whoever finds that its outbox entry is gone: see `sweeper`.
+            return Offence(Wrong.LOST, f"at rest, {token} was sent and has no token: it will not be processed.")
+        # Tokens of a late worker of a source are left to the `sweeper`.
         for token in sorted(content.tokens - wanted):
             if self._algorithm.tidy and MARK not in content.parents.get(token, ""):
-                return Offence(Wrong.TOKEN_LEFT, f"at rest, the token {token} is left for ever.")
+                return Offence(Wrong.TOKEN_LEFT, f"at rest, the token {token} is left over.")
         return None
 
     def _differs(self, ending: Ending) -> Offence:
@@ -547,15 +545,16 @@ class Worlds(Numbered[ExploredWorld]):
             ", ".join(f"{key} = {text}" for key, text in sorted(each.states)) or "no entity"
             for each in (ending, nearest)
         )
-        orders = "the only order" if len(self._endings) == 1 else "any order"
-        text = f"at rest there is {states}, which {orders} without faults would not give: {wanted}."
-        return Offence(Wrong.STATE, text)
+        text = f"at rest there is {states}; without faults there would be {wanted}"
+        return Offence(
+            Wrong.STATE, f"{text}." if len(self._endings) == 1 else f"{text}, or the result of another order."
+        )
 
 
 IDLE: Final = 0
 NO_PARCEL: Final = -1
 FREE, CRASH, EXPIRY, COPY, CHORE = range(5)
-"""What an action costs: nothing, or one of a budget. The first chore's budget is number 4, the next one's 5."""
+"""The budget that an action takes from. The first chore's budget is number 4, the next one's 5."""
 
 
 class Worker(NamedTuple):
@@ -566,17 +565,17 @@ class Worker(NamedTuple):
 
 class Action(NamedTuple):
     what: str
-    """``lease``, ``begin``, ``step``, ``expire``, ``copy`` or ``die``; with numbers: only those messages were sent."""
+    """``lease``, ``begin``, ``step``, ``expire``, ``copy`` or ``die``; ``die 0 2``: only these messages were sent."""
     worker: int
     after: int
-    """What the worker is then."""
+    """The worker's state after it."""
     world: int
     group: int
     cost: int = FREE
     back: int = NO_PARCEL
     """A parcel that can be leased again."""
     acknowledged: int = NO_PARCEL
-    """A parcel that is gone, wherever it is."""
+    """A parcel that is deleted, even if another worker has it."""
     arrivals: tuple[int, ...] = ()
 
 
@@ -588,16 +587,16 @@ class WorkerGroup(NamedTuple):
 
 
 class WorkerGroups:
-    """All states of groups so far, by number, and all states of workers."""
+    """All states of groups and of workers so far, by number."""
 
     def __init__(self, system: System, groups: list[WorkerGroup]) -> None:
         self.groups = groups
         self.workers: Numbered[Worker | None] = Numbered(None)
         self.members: Numbered[tuple[int, tuple[int, ...]]] = Numbered()
-        """Which group, and its workers, sorted."""
+        """The number of the group, and its workers, sorted."""
         self._snapshots, self._positions, self._worlds = system.snapshots, system.positions, system.worlds
         self.actions = cache(lambda world, group: list(self._actions(world, group)))
-        """All that the workers of a group can do in a world."""
+        """The possible actions of a group's workers in a world."""
         self._with = cache(self._replaced)
         self._job = cache(lambda chore, offer: ExplorerJob(offer[-1], partial(chore.begin, *offer), acknowledges=False))
         self.idle = [self.members.number((which, (IDLE,) * group.size)) for which, group in enumerate(groups)]
@@ -615,21 +614,21 @@ class WorkerGroups:
                 yield Action("begin", IDLE, after, world, self._with(group, IDLE, after), cost)
 
     def taking(self, group: int, job: ExplorerJob, parcel: int) -> tuple[int, int]:
-        """The group when an idle worker of it has leased this parcel, and that worker; (-1, 0) if all are busy."""
+        """The group after an idle worker has leased this parcel, and that worker; (-1, 0) if all are busy."""
         if self.members[group][1][0] != IDLE:
             return -1, 0
         worker = self.workers.number(Worker(self._positions.begin(job), parcel, True))
         return self._with(group, IDLE, worker), worker
 
     def parcels(self, group: int) -> set[int]:
-        """What its workers took, on loan or not any more."""
+        """The parcels that its workers process, leased or expired."""
         return {worker.parcel for number in self.members[group][1] if (worker := self.workers[number]) is not None}
 
     def _at_work(self, world: int, group: int, number: int, worker: Worker) -> Iterator[Action]:
-        """What a busy worker can do: its next step, die, or lose its lease."""
+        """The possible actions of a busy worker: its next step, to die, or to lose its lease."""
         yield self._step(world, group, number, worker)
         back = worker.parcel if worker.leased else NO_PARCEL
-        if self._positions[worker.position].answers:  # one that did nothing yet can as well not have begun
+        if self._positions[worker.position].answers:  # before its first step, to die changes nothing
             idle = self._with(group, number, IDLE)
             yield Action("die", number, IDLE, world, idle, CRASH, back)
             step = self._positions[worker.position].step
@@ -646,7 +645,7 @@ class WorkerGroups:
         result = self._worlds.stepped(world, worker.position)
         acknowledged = worker.parcel if result.acknowledged else NO_PARCEL
         leased = worker.leased and not result.acknowledged
-        if acknowledged != NO_PARCEL and not worker.leased:  # it takes the parcel from whoever has it now
+        if acknowledged != NO_PARCEL and not worker.leased:  # a late acknowledgement ends the lease of another worker
             for other in self.members[group][1]:
                 late = self.workers[other]
                 if late is not None and late.parcel == acknowledged and late.leased:
@@ -667,7 +666,7 @@ class WorkerGroups:
 
 
 def pump(times: int, recovery: plans.Recovery) -> Chore:
-    """Finishes outbox entries, by the recovery of the plan: also the young ones, which it leaves alone in life."""
+    """Finishes outbox entries by the recovery of the plan, also young ones, which the real pump leaves alone."""
 
     def begin(endpoint: str, name: str, entry: str) -> Attempt:
         return recovery(Key(endpoint, name), entry)
@@ -677,7 +676,7 @@ def pump(times: int, recovery: plans.Recovery) -> Chore:
 
 
 class Discard(NamedTuple):
-    """Remove one token, if it still has this parent."""
+    """Remove a token, if it still has this parent."""
 
     token: str
     parent: str
@@ -690,7 +689,7 @@ class Discard(NamedTuple):
 
 
 def sweeper(times: int, key: Key) -> Chore:
-    """Sweeps tokens of a source whose outbox entry is gone: read the token first, then look for the entry."""
+    """Removes tokens of a source whose outbox entry is gone: reads the token first, then looks for the entry."""
 
     def offers(content: Content) -> Sequence[tuple[str, str]]:
         return [(parent, token) for token, parent in sorted(content.parents.items()) if MARK in parent]
@@ -705,17 +704,17 @@ def sweeper(times: int, key: Key) -> Chore:
 
 
 class Transport:
-    """All sets of parcels that could ever be leased, by number; number 0 is the empty one."""
+    """All sets of parcels that can be leased, by number; number 0 is the empty set."""
 
     def __init__(self) -> None:
         self.free: Numbered[tuple[int, ...]] = Numbered(())
         self.parcels: Numbered[tuple[int, int]] = Numbered()
-        """Of each parcel: the payload, and which copy it is."""
+        """Of each parcel: its payload, and the number of the copy."""
         self.change = cache(self._changed)
-        """The free parcels with one more, or with one less."""
+        """The set with one parcel more, or with one less."""
 
     def arrive(self, free: int, payload: int, in_use: set[int]) -> int:
-        """With a new parcel that holds this; ``in_use`` are those that workers hold or know of."""
+        """The set with a new parcel of this payload; ``in_use`` are the parcels that workers process."""
         copy = 0
         while (parcel := self.parcels.number((payload, copy))) in in_use or parcel in self.free[free]:
             copy += 1
@@ -735,7 +734,7 @@ class Move(NamedTuple):
     """How one state led to another, for the history."""
 
     group: int
-    """Which one; -1: the transport."""
+    """Its number; -1: the transport."""
     action: Action
     parcel: int = NO_PARCEL
 
@@ -763,7 +762,7 @@ class System:
                 chores.append(sweeper(topology.pumps, Key(source.endpoint, source.name)))
         groups += [WorkerGroup(chore.who, 1, chore, CHORE + number) for number, chore in enumerate(chores)]
         self.groups = WorkerGroups(self, groups)
-        # By cost and number of budgets: the number of what is left then, or -1.
+        # By cost and state of the budgets: their state after it, or -1 if this budget is used up.
         sizes = [
             1 + many for many in (topology.crashes, topology.expiries, topology.copies, *(c.times for c in chores))
         ]
@@ -783,7 +782,7 @@ class System:
         return state[PARCELS] == 0 and list(state[GROUPS:]) == self.groups.idle
 
     def moves(self, state: State) -> Iterator[tuple[State, Move]]:
-        """Everything that can happen next, with what it leads to."""
+        """Every possible next move, with the state it leads to."""
         budgets, world, free = state[:GROUPS]
         for which in range(len(state) - GROUPS):
             at = GROUPS + which
@@ -821,10 +820,10 @@ class System:
         return self.groups.parcels(state[GROUPS + self.payloads[payload].group])
 
     def _leasable_by(self, free: int, which: int) -> list[tuple[int, int]]:
-        """The parcels that a group can lease, each with what is left then."""
+        """The parcels that a group can lease, each with the set without it."""
         transport = self.transport
         mine = [n for n in transport.free[free] if self.payloads[transport.parcels[n][0]].group == which]
         return [(n, transport.change(free, n, False)) for n in mine]
 
 
-assert (CRASH, EXPIRY, COPY, CHORE) == (1, 2, 3, 4), "the order of the budgets in System"
+assert (CRASH, EXPIRY, COPY, CHORE) == (1, 2, 3, 4), "System builds the budgets in this order"

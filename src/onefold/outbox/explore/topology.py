@@ -1,15 +1,13 @@
-"""What is explored: who handles which queue with how many workers, what comes in, and what may go wrong.
+"""What is explored: which endpoint handles which queue with how many workers, which messages come, and which faults.
 
-Faults are budgets: with one crash and one expiry every history with at most one of each is tried, at every position.
-What one worker more, one message more or one fault more would show is not known; what these few show is known for
-certain.
+Faults are budgets: with one crash and one expiry, every history with at most one of each is tried, at every position.
+Within these limits the result is certain; it says nothing about one more worker, message or fault.
 
-`SHIPPED` are the library's own plans and `TOPOLOGIES` the worlds that they are explored in. `SPECIMENS` are the
-published drafts that do not work: an explorer that cannot convict them is worth nothing. `evicted` is where the source
-document begins: remember what was processed, and look it up. Whatever is remembered is forgotten one day, for nobody
-can keep it for ever; here forgetting is a move like any other. `remade` is its first draft with tokens, the second
-listing: a message is processed only while its token exists, but the tokens of what it sends are made anew by each
-attempt.
+`SHIPPED` are the library's own plans and `TOPOLOGIES` the systems that they are explored in. `SPECIMENS` are the
+published drafts that do not work: an explorer that does not convict them is worth nothing. `evicted` is where the
+source document begins: remember what was processed, and look it up. Nobody can remember everything for ever; here
+forgetting is a move like any other. `remade` is its first draft with tokens, the second listing: a message is processed
+only while its token exists, but each attempt makes new tokens for what it sends.
 """
 
 from __future__ import annotations
@@ -33,26 +31,26 @@ class Wrong(StrEnum):
     """One message was sent under two tokens: it will be processed twice."""
     TWO_PAYLOADS = "two_payloads"
     TOKEN_BACK = "token_back"  # noqa: S105 # no password
-    """A token that was gone exists again."""
+    """A token that was removed exists again."""
     LOST = "lost"
     """At rest, a message was not processed or not sent."""
     STATE = "state"
-    """At rest, the entities are not what any order without faults would make of them."""
+    """At rest, the entities differ from those of every order without faults."""
     TOKEN_LEFT = "token_left"  # noqa: S105 # no password
-    """At rest, there is a token that belongs to nothing."""
+    """At rest, there is a token without a message."""
     ENTRY_LEFT = "entry_left"
     """At rest, there is an outbox entry."""
     STUCK = "stuck"
-    """Not at rest, and nobody can go on."""
+    """Not at rest, and no move is possible."""
     CIRCLE = "circle"
     TWO_KEYS = "two_keys"
-    """For one message somebody outside was asked for one thing under two keys: it is done twice."""
+    """One external call of one message was made under two keys: it is executed twice."""
     HANDLER = "handler"
-    """It raises, or answers what cannot be kept."""
+    """The handler raises, or returns something invalid."""
     ACTS = "acts_on_the_world"
-    """The handler writes a file, calls somebody, starts a process: each call does it again."""
+    """The handler writes a file, opens a connection, starts a process: each call does it again."""
     CHANCE = "depends_on_chance"
-    """Equal calls of the handler have different answers."""
+    """Equal calls of the handler return different results."""
     INVARIANT = "invariant"
 
 
@@ -65,16 +63,16 @@ class Offence(NamedTuple):
 class Content:
     tokens: frozenset[str]
     parents: Mapping[str, str]
-    """Of each token that has one."""
+    """By token, for tokens that have one."""
     states: Mapping[Key, str]
-    """The state of each entity that is there, as JSON."""
+    """The state of each entity that has one, as JSON."""
     entries: tuple[tuple[Key, str], ...]
     others: Mapping[str, tuple[tuple[Any, ...], ...]]
-    """The rows of tables that a specimen has of its own."""
+    """The rows of a specimen's own tables."""
 
     @property
     def values(self) -> dict[str, Any]:
-        """The states by the name of their entity; two endpoints with one name between them get theirs before it."""
+        """The states by name of entity, with the endpoint before it if two endpoints have an entity of that name."""
         names = [key.name for key in self.states]
         return {
             key.name if names.count(key.name) == 1 else str(key): json.loads(text) for key, text in self.states.items()
@@ -82,7 +80,7 @@ class Content:
 
 
 class Stage(NamedTuple):
-    """An endpoint: its handlers, and how many workers share them. Its workers are alike."""
+    """An endpoint: its handlers, and how many workers share them. Workers of a stage are interchangeable."""
 
     endpoint: str
     handlings: tuple[Handling, ...]
@@ -90,7 +88,7 @@ class Stage(NamedTuple):
 
 
 class TopologySource(NamedTuple):
-    """What comes from outside, known by a mark: what each mark sends, in order. A mark is offered again until taken."""
+    """A source with marks: what each mark sends, in order. A mark is offered again until it is taken."""
 
     endpoint: str
     name: str
@@ -100,22 +98,22 @@ class TopologySource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """One world to explore, and the budget of each fault."""
+    """One system to explore, and the budget of each fault."""
 
     name: str
     title: str
     stages: tuple[Stage, ...]
     messages: tuple[tuple[str, Any], ...] = ()
-    """Queue and body of what is there at the beginning; each has a token, as if a desk had made it."""
+    """Queue and body of the messages at the beginning; each has a token, as if a desk had made it."""
     source: TopologySource | None = None
     crashes: int = 1
-    """A worker dies before any of its steps, or while it sends; what it leased is free, and it starts anew."""
+    """A worker dies before any of its steps, or while it sends; its lease ends, and it starts again."""
     expiries: int = 1
-    """A lease runs out while the worker goes on: what it does later is done, its acknowledgement too."""
+    """A lease expires while the worker goes on: its later steps still take effect, also its acknowledgement."""
     copies: int = 0
-    """The transport delivers once more what was sent before, acknowledged or not."""
+    """The transport delivers a message once more, acknowledged or not."""
     pumps: int = 0
-    """The recovery of stranded outboxes takes up an entry, however young it is."""
+    """The recovery pump takes up an outbox entry, however young it is."""
 
     def __post_init__(self) -> None:
         for name in ("crashes", "expiries", "copies", "pumps"):
@@ -128,7 +126,7 @@ class Topology:
 
     @property
     def extent(self) -> str:
-        """What the search was over.
+        """The size of the search in words.
 
         >>> TOPOLOGIES["pumped"].extent
         '2 messages, 2 workers, crashes up to 0, expired leases 0, copies 0, pumps 1'
@@ -141,24 +139,24 @@ class Topology:
 
     @property
     def served(self) -> dict[str, tuple[int, Stage, Handling]]:
-        """By queue: the number of its stage, the stage, and who handles it."""
+        """By queue: the number of its stage, the stage, and the handler."""
         stages = enumerate(self.stages)
         return {handling.queue: (number, stage, handling) for number, stage in stages for handling in stage.handlings}
 
 
 BUDGET_MAX: Final = 9
-"""Each one more multiplies the states by about five: nobody waits for ten."""
+"""Each fault more multiplies the states by about five, so ten would take too long."""
 WORKERS_MAX: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Chore:
-    """What somebody else does besides the workers, so many times."""
+    """Work beside the workers, such as the pump's, up to ``times`` times."""
 
     who: str
     times: int
     offers: Callable[[Content], Sequence[tuple[str, ...]]]
-    """What there is to do, given what is in the database: what ``begin`` takes, a name last."""
+    """The work there is in a database: arguments of ``begin``, the last of which names it in a history."""
     begin: Callable[..., Attempt]
     finds: str
     """In a history: ``the pump {finds} m1``."""
@@ -166,24 +164,24 @@ class Chore:
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """What is on trial: a plan, with what belongs to it."""
+    """A plan on trial, with what belongs to it."""
 
     name: str
     plan: Plan
     recovery: plans.Recovery | None = None
     sourced: Callable[[plans.Taken], Attempt] | None = None
     tokens: bool = True
-    """The first messages have tokens. A specimen knows none."""
+    """The first messages have tokens. False for a specimen without tokens."""
     tables: tuple[str, ...] = ()
-    """Statements that make what it needs besides the store's own tables."""
+    """Statements that create tables beside the store's own."""
     chores: tuple[Chore, ...] = ()
     tidy: bool = True
-    """Nothing is left at rest. False: what is left is for the pump and the sweeper; nothing is lost or done twice."""
+    """No garbage is left at rest. False: tokens and entries may be left for the pump and the sweeper."""
     rows: bool = False
     """The row of a message in the store is its token."""
     others: tuple[Plan, ...] = ()
-    """Plans that a worker may follow as well, each time it takes a message: an endpoint that changes its plan while
-    messages are in flight."""
+    """Plans that a worker may choose instead for each message: an endpoint that changes its plan while messages are in
+    flight."""
 
 
 SHIPPED: Final[Mapping[str, Algorithm]] = {
@@ -193,7 +191,7 @@ SHIPPED: Final[Mapping[str, Algorithm]] = {
 
 
 def sending(*queues: str) -> Handler:
-    """Keeps which numbers it saw, and sends each to all these queues; nobody handles ``told``."""
+    """A handler that keeps the numbers it saw, and sends each to all these queues; nobody handles ``told``."""
 
     def handler(state: Any, message: Message) -> Any:
         return [*(state or []), message["n"]], [Out(queues, {"n": message["n"]})] if queues else []
@@ -205,7 +203,7 @@ order, pay, tell, announce = sending("payment"), sending(), sending("told"), sen
 
 
 def close(state: Any, message: Message) -> Any:
-    """The second message deletes the entity and tells what it was; the others make it or add to it."""
+    """The second message deletes the entity and sends what it was; the others create it or add to it."""
     if message["n"] == 2:
         return None, [Out("told", {"was": state})]
     return [*(state or []), message["n"]], []
@@ -260,7 +258,7 @@ TOPOLOGIES: Final[Mapping[str, Topology]] = {each.name: each for each in _WORLDS
 
 
 class Inbox(NamedTuple):
-    """A step that looks into the inbox of `evicted`, or changes it: nobody can remember everything."""
+    """A step that reads or changes the inbox of `evicted`."""
 
     verb: str
     message: str
@@ -274,7 +272,7 @@ class Inbox(NamedTuple):
 
 
 def evicted(key: Key, message: Message) -> Generator[Any, Any, Outcome]:
-    """The positive check: what is not known as processed is processed. Ids of messages are fixed."""
+    """The positive check: a message that is not in the inbox is processed. Ids of messages are fixed."""
     name = message.token
     entity: plans.Entity = yield plans.Load(key)
     if (yield Inbox("looks whether", name)):
@@ -296,7 +294,7 @@ def evicted(key: Key, message: Message) -> Generator[Any, Any, Outcome]:
 
 
 def remade(key: Key, message: Message) -> Attempt:
-    """The inverted check without a checkpoint: whoever sends again makes tokens again."""
+    """The inverted check without a checkpoint: a second attempt to send makes new tokens."""
     name = message.token
     entity: plans.Entity = yield plans.Load(key)
     if not (yield plans.Holds(name)):
@@ -332,7 +330,7 @@ _EVICTIONS: Final = Chore(
 
 
 class Specimen(NamedTuple):
-    """A wrong draft, and a small world that shows it."""
+    """A wrong draft, and a small system that shows its error."""
 
     algorithm: Algorithm
     topology: Topology
@@ -349,23 +347,15 @@ SPECIMENS: Final[Mapping[str, Specimen]] = {
     "evicted": Specimen(
         Algorithm("evicted", evicted, tokens=False, tables=(_INBOX,), chores=(_EVICTIONS,)),
         Topology(
-            "copied",
-            "one message, delivered twice",
-            (stage("payment", pay, 1),),
-            _sent("payment", 1),
-            None,
-            0,
-            0,
-            copies=1,
+            "copied", "one message, delivered twice", (stage("payment", pay, 1),), _sent("payment", 1),
+            crashes=0, expiries=0, copies=1,
         ),
     ),
     "remade": Specimen(
         Algorithm("remade", remade),
         Topology(
-            "resent",
-            "one message that sends another",
-            (stage("order", order, 1), stage("payment", pay, 1)),
+            "resent", "one message that sends another", (stage("order", order, 1), stage("payment", pay, 1)),
             _sent("order", 1),
         ),
     ),
-}
+}  # fmt: skip

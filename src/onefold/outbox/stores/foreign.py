@@ -1,12 +1,13 @@
-"""Rows in the queue by somebody else's connection, in the transaction that is open there: sqlite3, psycopg, asyncpg and
-SQLAlchemy. Nothing is committed or rolled back here, so what is sent is sent with the caller's own rows, or not at all.
+"""Adds rows to the queue by the caller's connection, in its open transaction: sqlite3, psycopg, asyncpg, SQLAlchemy.
+Nothing is committed or rolled back here, so messages are sent with the caller's own rows, or not at all.
 
-The connection must lead to the store of the endpoint: the statement looks for the store's name beside the queue, adds
-nothing where it is another one, and the number of rows tells.
+The connection must be to the store of the endpoint: the statement checks the store's realm and inserts nothing if it is
+another one, which the row count shows.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
 from collections.abc import Awaitable, Iterator, Sequence
@@ -32,7 +33,7 @@ _POSTGRES: Final = """
 
 
 def add_rows(connection: Any, parcels: Sequence[Parcel], realm: str, schema: str | None, now_ms: int) -> Any:
-    """Add them; an awaitable where the connection is asynchronous. ``schema`` is a PostgreSQL store's, quoted."""
+    """Add the parcels; returns an awaitable if the connection is asynchronous. ``schema``: of PostgreSQL, quoted."""
     rows = [
         (queue, payload, now_ms + delay_ms if delay_ms else 0, delay_ms, priority, realm)
         for queue, payload, delay_ms, priority in parcels
@@ -57,16 +58,16 @@ def add_rows(connection: Any, parcels: Sequence[Parcel], realm: str, schema: str
         return _awaited(connection.execute(_numbered(statement), *arguments.values()), parcels)
     if library == "sqlalchemy":
         return _by_sqlalchemy(connection, rows if schema is None else arguments, statement, parcels, schema is None)
-    wanted = "a sqlite3 connection" if schema is None else "a connection of psycopg or asyncpg"
-    problem = f"is a {type(connection).__module__}.{type(connection).__name__}"
-    raise Misuse(f"the connection {problem}; to this store it must be {wanted}, or one of SQLAlchemy")
+    wanted = "sqlite3" if schema is None else "psycopg or asyncpg"
+    kind = f"{type(connection).__module__}.{type(connection).__name__}"
+    raise Misuse(f"the connection is a {kind}; for this store it must be one of {wanted}, or of SQLAlchemy")
 
 
 _KNOWN: Final = ("sqlite3", "psycopg", "asyncpg", "sqlalchemy")
 
 
 def _by_sqlalchemy(connection: Any, arguments: Any, statement: str, parcels: Sequence[Parcel], is_sqlite: bool) -> Any:
-    """A connection, or a session, which has one; `exec_driver_sql` begins its transaction if it has not begun."""
+    """``connection`` may be a session. `exec_driver_sql` begins the transaction if none is open."""
 
     def add(there: Any) -> Any:
         dialect = there.dialect
@@ -84,15 +85,18 @@ def _by_sqlalchemy(connection: Any, arguments: Any, statement: str, parcels: Seq
             done = await add(there)
         _check(done.rowcount, parcels)
 
+    is_async = any(".asyncio" in each.__module__ for each in type(connection).__mro__)
+    if not parcels:  # without rows SQLAlchemy runs a statement once, without arguments
+        return asyncio.sleep(0) if is_async else None
     has_driver = hasattr(connection, "exec_driver_sql")
-    if any(".asyncio" in each.__module__ for each in type(connection).__mro__):
+    if is_async:
         return added()
     with _tables():
         return _check(add(connection if has_driver else connection.connection()).rowcount, parcels)
 
 
 def _numbered(statement: str) -> str:
-    """With ``$1`` for what is named first.
+    """Numbered parameters instead of named ones, in the order in which they first appear.
 
     >>> _numbered("select %(a)s, %(b)s, %(a)s")
     'select $1, $2, $1'
@@ -108,23 +112,23 @@ def _numbered(statement: str) -> str:
 
 
 async def _awaited(done: Awaitable[Any], parcels: Sequence[Parcel]) -> None:
-    """asyncpg answers with the words ``INSERT 0 3``."""
     with _tables():
         answer = await done
+    # asyncpg returns the text "INSERT 0 3"
     _check(int(answer.split()[-1]) if isinstance(answer, str) else answer.rowcount, parcels)
 
 
 @contextmanager
 def _tables() -> Iterator[None]:
-    """What a library says where our tables are not, said by us; SQLAlchemy has the driver's error in ``orig``."""
+    """Turn a library's error for missing tables into `Misuse`."""
     try:
         yield
     except Exception as error:
-        cause = getattr(error, "orig", error)
+        cause = getattr(error, "orig", error)  # SQLAlchemy wraps the driver's error
         if getattr(cause, "sqlstate", "") not in _NO_TABLE and not str(cause).startswith("no such table: outbox_"):
             raise
         raise Misuse(
-            "nothing was sent: where this connection leads there are no tables of an outbox;"
+            "nothing was sent: the database of this connection has no tables of an outbox;"
             " `onefold outbox migrate` makes them"
         ) from error
 
@@ -138,4 +142,4 @@ def _check(rows: int, parcels: Sequence[Parcel]) -> None:
         raise Misuse("nothing was sent: the connection is to another store than the endpoint's")
 
 
-assert sqlite3.Connection.__module__ == "sqlite3", "how connections are told apart"
+assert sqlite3.Connection.__module__ == "sqlite3", "connections are recognised by the name of their module"

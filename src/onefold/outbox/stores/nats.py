@@ -1,22 +1,22 @@
 """A queue in NATS JetStream, for endpoints on several machines.
 
-A parcel is a message of a work-queue stream, a queue is a subject of it with one durable pull consumer that is made
-when somebody first leases. A receipt is the address that NATS wants its acknowledgement at. The stream ``NAME`` holds
-the parcels, ``NAME-dead`` the dead letters. A stream that is there already is taken as it is, if nothing can get lost
-in it: in memory, with an age, or with a limit that throws out the oldest, it is `Misuse` that names the setting.
+A parcel is a message of a work-queue stream; a queue is a subject of it, with one durable pull consumer that is made at
+the first lease. A receipt is the subject to which NATS wants the acknowledgement. The stream ``NAME`` holds the
+parcels, ``NAME-dead`` the dead letters. An existing stream is used if it cannot lose parcels: one in memory, with a
+maximum age, or with a limit that discards the oldest is `Misuse` that names the setting.
 
-What differs from a queue in a database:
+Differences to a queue in a database:
 
-- The lease is a setting of the consumer (``ack_wait``), the same for all parcels of a queue, also for those on loan
-  already. A lease of another length changes it. So all who lease from one queue should ask for the same; `extend`
-  begins the same time anew, whatever length it is asked for.
-- Of several queues each gives its oldest, and each gets its share; there is no order among them but in the answer.
-- An acknowledgement that comes late removes the parcel also when it was given out again.
-- A dead letter is stored first and acknowledged then: a crash between leaves a copy, which has the same token.
+- The lease time is a setting of the consumer (``ack_wait``), the same for all parcels of a queue, also for those that
+  are leased already. A lease of another length changes it, so all clients of a queue should ask for the same; `extend`
+  restarts this time, whatever length it is asked for.
+- A lease of several queues takes a share of each, oldest first within each; the result is sorted.
+- A late acknowledgement removes the parcel even if it was delivered again.
+- A dead letter is stored first and then acknowledged: a crash in between leaves a copy with the same token.
 
-Durable means that the server wrote the parcel to its file before it answered. It syncs the file every two minutes
-unless told otherwise: that outlives a crash of the server, and a power cut only with replicas, or with
-``sync_interval: always`` in the settings of the server. A client cannot see which.
+Durable means that the server wrote the parcel to its file before it answered. By default it syncs the file every two
+minutes: parcels survive a crash of the server, and a power cut only with replicas, or with ``sync_interval: always`` in
+the server's configuration. A client cannot see which is set.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from onefold.stores.addresses import check_timeout, masked, options_of
 
 
 class NatsAddress(NamedTuple):
-    """The servers of one cluster, any of which will do, and how to get in, which is never shown."""
+    """The servers of one cluster, and the credentials, which are never printed."""
 
     servers: tuple[str, ...]
     user: str | None = None
@@ -62,7 +62,7 @@ class NatsAddress(NamedTuple):
 
 
 def parse(url: str) -> NatsAddress:
-    """The address without its options; nothing in it is asked of a server.
+    """The address without its options, parsed; no server is contacted.
 
     >>> address = parse("nats://app:s3cret@one:4222,two")
     >>> address
@@ -75,7 +75,7 @@ def parse(url: str) -> NatsAddress:
     who, _, hosts = where.rstrip("/").rpartition("@")
     if scheme not in ("nats", "tls"):
         raise Misuse(f"no NATS server at {masked(url)}: must be like nats://host:4222")
-    if "@" in who or "@" in options:  # else what follows the first one, or comes before a ?, is taken for a host
+    if "@" in who or "@" in options:  # part of a password would be taken for a host, and printed
         raise Misuse("this address has an @ too many (not shown); write %40 for an @ and %3F for a ? in a password")
     if not hosts or "/" in hosts:
         raise Misuse(f"no NATS server at {scheme}://{hosts}: must be like nats://host:4222")
@@ -103,33 +103,33 @@ def open_nats(url: str) -> NatsQueue:
 
 T = TypeVar("T")
 Work = Callable[[Client], Coroutine[Any, Any, T]]
-# A dead peer that sends no FIN is noticed after two of these; whoever waits for an answer notices earlier.
+# A dead peer that sends no FIN is noticed after two of these; a call that waits for a response notices earlier.
 PING_S = 10
 _FAILURES = (nats.errors.Error, nats.js.errors.Error, OSError, asyncio.CancelledError)  # a TimeoutError is an OSError
 
 
 class Link:
-    """One connection to NATS, on a loop of its own; the first call makes it, and threads may share it. nats-py is told
-    not to reconnect: it would send later what nobody waits for any more, and miss a request under way only when its
-    time is up. A connection that breaks, or does not answer in time, fails whatever is under way on it at once, by
-    `StoreFailed`; the next call makes a new one."""
+    """One connection to NATS, on an event loop of its own, opened at the first call; threads may share it. nats-py's
+    reconnection is off: it would send stale requests later, and pending requests would fail only at their timeout. When
+    a connection breaks, or does not respond in time, all calls on it fail at once with `StoreFailed`; the next call
+    opens a new one."""
 
     def __init__(
         self, address: NatsAddress, timeout_s: float, *, credentials: str | None,
         prepare: Callable[[Client], Awaitable[None]],
     ) -> None:  # fmt: skip
-        """``prepare`` is done on each new connection before anything else is."""
+        """``prepare`` runs on each new connection before anything else."""
         self.address, self._credentials = address, credentials
         self._timeout_s, self._prepare = timeout_s, prepare
         self._loop = Loop("onefold-nats", f"{address}: this queue was closed")
-        # From here on: touched by the loop's thread alone.
+        # From here on: used by the loop's thread only.
         self._connecting = asyncio.Lock()
         self._client: Client | None = None
         self._lost: asyncio.Future[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     def run(self, work: Work[T], wait_s: float = 0) -> T:
-        """What the work comes to; it has ``timeout_s``, and what it means to wait besides."""
+        """The result of ``work``, which has a timeout of ``timeout_s`` plus ``wait_s``."""
         future = self._loop.begin(self._run(work, wait_s))
         try:
             return future.result()
@@ -138,7 +138,7 @@ class Link:
             raise
 
     def close(self) -> None:
-        """End the connection and the thread; whoever waits in `run` is told by `Misuse`. May be called twice."""
+        """End the connection and the thread; calls of `run` in other threads raise `Misuse`. May be called twice."""
 
         async def last() -> None:
             if self._client is not None:
@@ -161,7 +161,7 @@ class Link:
                 if lost.done():
                     raise StoreFailed(f"{self.address}: the connection was lost")
                 raise TimeoutError(f"no answer within {limit_s} s")
-            except TimeoutError:  # ours or one of nats-py: the other end may be gone without a word
+            except TimeoutError:  # ours or one of nats-py: the server may be gone
                 self._drop(client)
                 raise
             finally:
@@ -171,19 +171,19 @@ class Link:
             raise
         except _FAILURES as error:
             self._loop.check_open()
-            lost_it = isinstance(error, asyncio.CancelledError)
-            line = "the connection was lost" if lost_it else " ".join(str(error).split()) or type(error).__name__
+            is_lost = isinstance(error, asyncio.CancelledError)
+            line = "the connection was lost" if is_lost else " ".join(str(error).split()) or type(error).__name__
             raise StoreFailed(f"{self.address}: {line}") from error
 
     async def _connected(self) -> tuple[Client, asyncio.Future[None]]:
-        """A connection that works, and what is done when it is lost."""
+        """A working connection, and a future that is done when it is lost."""
         async with self._connecting:
             if self._client is not None and self._lost is not None:
                 if self._client.is_connected and not self._lost.done():
                     return self._client, self._lost
                 self._drop(self._client)
             loop = asyncio.get_running_loop()
-            # What nats-py leaves lying about when a connection breaks was told by `StoreFailed` already.
+            # Exceptions that nats-py does not retrieve when a connection breaks: `StoreFailed` has reported them.
             loop.set_exception_handler(lambda loop, context: None)
             client, lost = Client(), loop.create_future()
             try:
@@ -203,7 +203,7 @@ class Link:
         errors: list[Exception] = []
 
         async def on_error(error: Exception) -> None:
-            if not client.is_connected:  # later ones are raised to whom they concern
+            if not client.is_connected:  # later ones are raised by the calls that cause them
                 errors.append(error)
 
         try:
@@ -224,18 +224,18 @@ class Link:
                 user_credentials=None if self._credentials is None else Path(self._credentials),
             )
         except nats.errors.NoServersError:
-            raise errors[-1] if errors else nats.errors.NoServersError from None  # it forgets what it met
+            raise errors[-1] if errors else nats.errors.NoServersError from None  # the cause is only in `errors`
 
     def _drop(self, client: Client) -> None:
-        """Close it in the background: one that does not answer would hold us up."""
+        """Close it in the background, because the server may not respond."""
 
         async def close() -> None:
-            with suppress(Exception):  # it is gone in any case
+            with suppress(Exception):  # it is dropped in any case
                 await asyncio.wait_for(client.close(), self._timeout_s)
 
         if client is self._client:
             if self._lost is not None and not self._lost.done():
-                self._lost.set_result(None)  # others use it too: they are not to wait for nothing
+                self._lost.set_result(None)  # fails the other calls on it
             self._client = self._lost = None
         task = asyncio.ensure_future(close())
         self._closing.add(task)
@@ -270,20 +270,20 @@ class Names:
         return f"{self.stream}.queue.{queue}"
 
     def dead_subject(self, queue: str, digest: str = "*") -> str:
-        """Copies of one message have one subject; the stream keeps the last of them."""
+        """All copies of one message have one subject, of which the stream keeps the last."""
         return f"{self.stream}.dead.{digest}.{queue}"
 
     def consumer(self, queue: str) -> str:
         return queue.replace(".", "=")
 
     def queue(self, subject: str) -> str:
-        """The queue that a subject, of either stream, belongs to."""
+        """The queue of a subject of either stream."""
         _, kind, *rest = subject.split(".")
         return ".".join(rest[1:] if kind == "dead" and _DIGEST.fullmatch(rest[0]) else rest)
 
 
 class NatsReceipt(NamedTuple):
-    """What the address for acknowledgements, which comes with each parcel, says.
+    """The parts of a parcel's reply subject, to which acknowledgements are sent.
 
     >>> NatsReceipt.parse("$JS.ACK.onefold.orders=eu.2.17.20.1763283600000000000.0")
     NatsReceipt(stream='onefold', consumer='orders=eu', times=2, sequence=17)
@@ -296,18 +296,18 @@ class NatsReceipt(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> NatsReceipt:
-        """Read one; `Misuse` for a receipt of another kind of queue."""
+        """`Misuse` for a receipt of another kind of queue."""
         parts = text.split(".")
-        # Servers that know of domains put two names more in front, and a word behind.
+        # Servers with domains put two more names in front, and a random token at the end.
         named = parts[2:] if len(parts) == 9 else parts[4:]
         whole = parts[:2] == ["$JS", "ACK"] and len(parts) in (9, 11, 12) and text.isprintable() and " " not in text
         if not (whole and named[2].isdecimal() and named[3].isdecimal()):
-            raise Misuse(f"no receipt of this queue: {text!r:.200}", receipt=text)
+            raise Misuse(f"not a receipt of this queue: {text!r:.200}", receipt=text)
         return cls(named[0], named[1], int(named[2]), int(named[3]))
 
 
 async def make_streams(js: JetStreamContext, names: Names, replicas: int | None) -> None:
-    """Make what is not there; `Misuse` if something can get lost in what is."""
+    """Create the streams if they do not exist; `Misuse` if an existing one can lose parcels."""
     config = api.StreamConfig(storage=api.StorageType.FILE, discard=api.DiscardPolicy.NEW, num_replicas=replicas or 1)
     work = config.evolve(
         name=names.stream, subjects=[names.subject(">")], retention=api.RetentionPolicy.WORK_QUEUE, duplicate_window=0
@@ -338,20 +338,20 @@ async def make_streams(js: JetStreamContext, names: Names, replicas: int | None)
 
 
 _NO_MORE = ("404", "408")
-_UNLIMITED = 0  # of what an inbox holds: it is bounded by what was asked for
+_UNLIMITED = 0  # the size of an inbox, which is bounded by the size of the requests
 
 
 class ConsumerGone(StoreFailed):
-    """Somebody removed the consumer, or the stream: it is made again by the next call."""
+    """The consumer, or the stream, was deleted; the next call creates it again."""
 
 
 async def pull(client: Client, stream: str, wanted: Mapping[str, int], wait_s: float = 0) -> tuple[list[Msg], set[str]]:
-    """So many parcels of each consumer at most, and the consumers that had no more; all at once, over one inbox.
-    Without a wait: what they have now. With one: until the first parcel is there or the time is up. Answers to a pull
-    are parcels, and at the end a word (404: no more, 408: the time is up). With the first parcel nobody wants the other
-    pulls any more, but a pull cannot be taken back: the server may have sent its parcel already when it hears that the
-    inbox is gone. So the inbox stays until each pull has ended, and gives back at once what comes late: no parcel is
-    on loan to nobody."""
+    """Up to ``wanted`` parcels of each consumer, and the consumers that had no more; all pulls share one inbox. Without
+    ``wait_s``: what is there now. With it: until the first parcel comes or the time is up. A pull is answered with
+    parcels, and at its end a status (404: no more, 408: the time is up). After the first parcel the other pulls are not
+    needed any more, but a pull cannot be cancelled: the server may send a parcel before it learns that the inbox is
+    gone. So the inbox stays until every pull has ended, and returns late parcels at once; else they would stay leased
+    without a holder."""
     parcels: list[Msg] = []
     emptied: set[str] = set()
     missing = dict(wanted)
@@ -412,13 +412,13 @@ async def pull(client: Client, stream: str, wanted: Mapping[str, int], wait_s: f
     return parcels, emptied
 
 
-_LEAVING: set[asyncio.Future[None]] = set()  # the loop alone would not keep them alive
+_LEAVING: set[asyncio.Future[None]] = set()  # the event loop has only weak references to its tasks
 TURN_S = 0.1
-"""How long a pull of several queues waits: pulls that nobody wants any more end as soon."""
+"""How long a pull of several queues waits, and so how long one that is not needed any more stays open."""
 
 
 def _shares(consumers: Sequence[str], limit: int) -> dict[str, int]:
-    """Equal shares of the limit, the first ones get what is left over.
+    """Equal shares of the limit; the first consumers get the remainder.
 
     >>> _shares(["a", "b", "c"], 7), _shares(["a", "b", "c"], 2)
     ({'a': 3, 'b': 2, 'c': 2}, {'a': 1, 'b': 1})
@@ -429,47 +429,47 @@ def _shares(consumers: Sequence[str], limit: int) -> dict[str, int]:
 
 
 IN_FLIGHT_MAX = 500
-"""Parcels that wait for the server's word at once."""
+"""Parcels published before the server's confirmations are awaited."""
 ANSWER_S = 1.0
-"""How long an answer to an acknowledgement is waited for. It comes in milliseconds, or never."""
+"""Timeout for the response to an acknowledgement. It comes in milliseconds, or never."""
 _NO_ANSWER = (nats.errors.NoRespondersError, nats.errors.TimeoutError)
 
 
 STREAM = "onefold"
 TIMEOUT_S = 5.0
-"""For each answer; nats-py's own for JetStream."""
+"""For each response; nats-py's default for JetStream."""
 _REASON = "Onefold-Reason"
 
 
 class NatsQueue:
-    """A `Queue` in two streams of one JetStream server or cluster. Threads may share it; it connects at the first call,
+    """A `Queue` in two streams of a JetStream server or cluster. Threads may share it. It connects at the first call,
     and reconnects by itself."""
 
     def __init__(
         self, url: str, *, stream: str = STREAM, replicas: int | None = None, timeout_s: float = TIMEOUT_S,
         credentials: str | None = None,
     ) -> None:  # fmt: skip
-        """Point at ``nats://[user:password@ | token@]host[:port]``, or ``tls://``; several hosts with commas between.
+        """``url``: ``nats://[user:password@ | token@]host[:port]``, or ``tls://``; several hosts separated by commas.
 
-        ``credentials`` is a file as NATS makes them for users. ``replicas`` is how many servers keep each parcel; a
-        stream that is there already must have as many (None: whatever it has). Each answer may take ``timeout_s``.
+        ``credentials``: a NATS credentials file. ``replicas``: how many servers keep each parcel; an existing stream
+        must have as many (None: any number). ``timeout_s``: for each response.
         """
         address = parse(url)
         if "?" in url:
-            raise Misuse(f"{address}: options behind a '?' are for open_queue")
+            raise Misuse(f"{address}: options after a '?' are for open_queue")
         check_timeout(address, timeout_s)
         if credentials == "":
             raise Misuse(f"{address}: credentials is '': name a file")
-        if credentials and find_spec("nkeys") is None:  # nats-py signs with it, and does without it otherwise
+        if credentials and find_spec("nkeys") is None:  # an optional dependency of nats-py
             raise Misuse(f"{address}: credentials need the package nkeys: pip install nkeys", credentials=credentials)
         if replicas is not None:
             ports.check_least("replicas", replicas, 1)
         self.url = str(address)
         self._names, self._replicas, self._timeout_s = Names(stream), replicas, timeout_s
         self._link = Link(address, timeout_s, credentials=credentials, prepare=self._prepare)
-        # What is on loan: touched by the link's thread alone.
-        self._leases_ms: dict[str, int] = {}  # by consumer, what it was told
-        self._until: dict[str, float] = {}  # by receipt, when the lease runs out; the first to do so stands first
+        # Leases: used by the link's thread only.
+        self._leases_ms: dict[str, int] = {}  # the lease time of each consumer
+        self._until: dict[str, float] = {}  # by receipt: when the lease expires, in this order
         self._turn = 0
 
     def send(self, parcels: Sequence[ports.Parcel]) -> None:
@@ -478,7 +478,7 @@ class NatsQueue:
         async def work(client: Client) -> None:
             for queue, payload, *_ in parcels:
                 if len(payload) > client.max_payload:
-                    size = f"{len(payload)} bytes, more than the {client.max_payload} that the server takes"
+                    size = f"{len(payload)} bytes, more than the {client.max_payload} that the server accepts"
                     raise Misuse(f"{self.url}: a parcel for {queue} has {size}", queue=queue)
             await self._publish(client, [(self._names.subject(queue), payload, None) for queue, payload, *_ in parcels])
 
@@ -494,10 +494,10 @@ class NatsQueue:
                 consumers = [await self._consumer(client, queue, lease_ms) for queue in queues]
                 parcels = await self._pull_now(client, consumers, limit)
                 while not parcels and (rest_s := deadline - monotonic()) > 0:
-                    first = dict.fromkeys(self._in_turn(consumers)[:limit], 1)  # one each: no more than are wanted
+                    first = dict.fromkeys(self._in_turn(consumers)[:limit], 1)  # one each: not more than the limit
                     round_s = rest_s if len(consumers) == 1 else min(rest_s, TURN_S)
                     parcels, _ = await pull(client, self._names.stream, first, round_s)
-                    if parcels and len(parcels) < limit:  # it seldom comes alone
+                    if parcels and len(parcels) < limit:  # there are usually more
                         parcels += await self._pull_now(client, consumers, limit - len(parcels))
             except ConsumerGone:
                 self._leases_ms.clear()
@@ -519,7 +519,7 @@ class NatsQueue:
         self._settle(deliveries, b"+ACK")
 
     def extend(self, deliveries: Sequence[ports.Delivery], lease_ms: int) -> None:
-        """Let the leases run from now, of those that still do; for as long as the consumer has it."""
+        """Restart the leases that have not expired, with the consumer's lease time."""
         ports.check_least("lease_ms", lease_ms, 1)
         receipts = self._receipts(deliveries)
 
@@ -534,8 +534,8 @@ class NatsQueue:
         self._link.run(work)
 
     def release(self, deliveries: Sequence[ports.Delivery], delay_ms: int = 0, *, anew: bool = False) -> None:
-        """``anew``: as other parcels; between the two steps there are both, and a copy does no harm. With a delay, the
-        count goes on: only what was given out can have one."""
+        """``anew``: send a new parcel, then acknowledge the old one; a crash in between leaves a copy. With a delay the
+        count continues, because only a delivered parcel can have one."""
         ports.check_least("delay_ms", delay_ms, 0)
         if anew and not delay_ms:
             self.send([ports.Parcel(delivery.queue, delivery.payload) for delivery in deliveries])
@@ -543,14 +543,14 @@ class NatsQueue:
         self._settle(deliveries, f'-NAK {{"delay": {delay_ms * 1_000_000}}}'.encode() if delay_ms else b"-NAK")
 
     def count(self, deliveries: Sequence[ports.Delivery], by: int) -> None:
-        """Nothing: the server counts, and nobody else can."""
+        """Does nothing: only the server can count."""
 
     def bury(self, deliveries: Sequence[ports.Delivery], reason: str) -> None:
         """Store them as dead letters, then acknowledge them."""
         self._settle(deliveries, b"+ACK", reason[: ports.REASON_MAX])
 
     def buried(self, limit: int = 1_000, queue: str | None = None) -> list[ports.Buried]:
-        """Dead letters, oldest first. Cost: a round trip for each."""
+        """Dead letters, oldest first. Cost: a round trip each."""
         ports.check_least("limit", limit, 1)
         names = self._names
         subject = f"{names.stream}.dead.>" if queue is None else names.dead_subject(plans.check_queue(queue))
@@ -595,24 +595,24 @@ class NatsQueue:
         return self._link.run(work)
 
     def strayed(self, *, mend: bool = False) -> list[ports.Strayed]:
-        """None that can be seen: leases and delays go by the server's clock, and it does not tell when they end."""
+        """Always empty: the server's clock counts, and the server does not say when leases and delays end."""
 
-        async def nothing(client: Client) -> None:
-            """Only whether the server answers."""
+        async def connect(client: Client) -> None:
+            """Only checks that the server responds."""
 
-        self._link.run(nothing)
+        self._link.run(connect)
         return []
 
     def close(self) -> None:
-        """Let go of the connection; what is on loan to us comes again when its lease runs out."""
+        """Close the connection; leased parcels are delivered again when their leases expire."""
         self._link.close()
 
     async def _prepare(self, client: Client) -> None:
-        self._leases_ms.clear()  # consumers are made anew, or found as they are
+        self._leases_ms.clear()  # another client may have deleted or changed the consumers
         await make_streams(client.jetstream(timeout=self._timeout_s), self._names, self._replicas)
 
     async def _consumer(self, client: Client, queue: str, lease_ms: int) -> str:
-        """The consumer of a queue, which is made if it is not there, with leases of this length."""
+        """The consumer of a queue, created or changed to have leases of this length."""
         consumer = self._names.consumer(queue)
         if self._leases_ms.get(consumer) != lease_ms:
             config = api.ConsumerConfig(
@@ -620,7 +620,7 @@ class NatsQueue:
                 filter_subject=self._names.subject(queue),
                 ack_policy=api.AckPolicy.EXPLICIT,
                 ack_wait=lease_ms / 1000,
-                max_ack_pending=-1,  # parcels that wait out a delay count as on loan, and would stop the others
+                max_ack_pending=-1,  # delayed parcels count as pending, and would block the others
                 max_deliver=-1,
             )
             await client.jetstream(timeout=self._timeout_s).add_consumer(self._names.stream, config)
@@ -628,7 +628,7 @@ class NatsQueue:
         return consumer
 
     async def _pull_now(self, client: Client, consumers: Sequence[str], limit: int) -> list[Msg]:
-        """What there is: each round asks for equal shares, of those that may have more."""
+        """The parcels that are there now: each round pulls equal shares from the consumers that may have more."""
         parcels: list[Msg] = []
         rest = self._in_turn(consumers)
         while rest and len(parcels) < limit:
@@ -638,26 +638,26 @@ class NatsQueue:
         return parcels
 
     def _in_turn(self, consumers: Sequence[str]) -> list[str]:
-        """The same, beginning with another one each time."""
+        """The consumers, rotated by one more at each call."""
         self._turn += 1
         first = self._turn % len(consumers)
         return [*consumers[first:], *consumers[:first]]
 
     async def _publish(self, client: Client, letters: Sequence[tuple[str, bytes, dict[str, str] | None]]) -> None:
-        """Store them all: the server's word for each is waited for."""
+        """Store them all, and wait for the server's confirmation of each."""
         js = client.jetstream(timeout=self._timeout_s)
         for at in range(0, len(letters), IN_FLIGHT_MAX):
             part = letters[at : at + IN_FLIGHT_MAX]
             calls = [js.publish(subject, payload, headers=headers) for subject, payload, headers in part]
-            # All are waited for before the first error is raised: nothing goes on behind the caller's back.
+            # All are awaited before the first error is raised, so that none is still in progress then.
             for answer in await asyncio.gather(*calls, return_exceptions=True):
                 if isinstance(answer, BaseException):
                     raise answer
 
     async def _tell(self, client: Client, receipts: Iterable[str], word: bytes) -> None:
-        """Say a word to each delivery; the server has heard it when this returns. A consumer takes what it is told in
-        turn, so only the last word to each asks for an answer. There is none when the server does not know of the
-        delivery (the consumer was removed, or it crashed); then the word has no effect, and the parcel comes again."""
+        """Publish an acknowledgement word for each delivery; the server has processed them on return. A consumer
+        processes them in order, so only the last one for each requests a response. There is none if the server does not
+        know the delivery (the consumer was deleted, or the server crashed); then the parcel is delivered again."""
         by_consumer: dict[str, list[str]] = {}
         for receipt in receipts:
             by_consumer.setdefault(NatsReceipt.parse(receipt).consumer, []).append(receipt)
@@ -671,16 +671,16 @@ class NatsQueue:
             if isinstance(answer, BaseException) and not isinstance(answer, _NO_ANSWER):
                 raise answer
         if any(isinstance(answer, nats.errors.TimeoutError) for answer in answers):
-            await client.flush(ceil(self._timeout_s))  # is there anybody?
+            await client.flush(ceil(self._timeout_s))  # raises if the server does not respond
 
     def _settle(self, deliveries: Sequence[ports.Delivery], word: bytes, reason: str | None = None) -> None:
-        """Say this word to them; with a ``reason`` they are stored as dead letters before that."""
+        """Publish this word for each delivery; with a ``reason``, store them as dead letters first."""
         receipts = self._receipts(deliveries)
 
         async def work(client: Client) -> None:
             if reason is not None:
-                header = json.dumps(reason)  # so it is ASCII, and on one line
-                # The server hangs up on what is too large: then the letter goes without its reason.
+                header = json.dumps(reason)  # ASCII on one line
+                # The server closes the connection on a message that is too large: then the reason is left out.
                 room = client.max_payload - len(f"NATS/1.0\r\n{_REASON}: {header}\r\n\r\n")
                 dead = [
                     (self._names.dead_subject(each.queue, _digest(each.payload)), each.payload) for each in deliveries
@@ -696,7 +696,9 @@ class NatsQueue:
     def _receipts(self, deliveries: Sequence[ports.Delivery]) -> list[str]:
         for delivery in deliveries:
             if NatsReceipt.parse(delivery.receipt).stream != self._names.stream:
-                raise Misuse(f"no receipt of stream {self._names.stream}: {delivery.receipt}", receipt=delivery.receipt)
+                raise Misuse(
+                    f"not a receipt of stream {self._names.stream}: {delivery.receipt}", receipt=delivery.receipt
+                )
         return [delivery.receipt for delivery in deliveries]
 
     def _more_s(self, many: int) -> float:
@@ -708,7 +710,7 @@ def _digest(payload: bytes) -> str:
 
 
 def _reason(header: str) -> str:
-    """Why it is a dead letter; what somebody else wrote there is told as it is."""
+    """The reason of a dead letter; a header that is not ours is returned as it is."""
     try:
         reason = json.loads(header)
     except (ValueError, RecursionError):

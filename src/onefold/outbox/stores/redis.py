@@ -1,13 +1,13 @@
-"""The tokens of messages in flight in Redis, for endpoints on several machines whose entities are elsewhere.
+"""Tokens of messages in flight in Redis, for endpoints on several machines whose entities are in another store.
 
-Every verb is one script (tokens.lua), which the server runs as one step: there is no lock, and nothing can come between
-the look for a parent and the making of its children. A batch goes out as one call, or as a few if it is large.
+Every method is one call of a script (tokens.lua), which the server runs atomically: no lock is needed between checking
+a parent and making its children. A batch is one call, or a few if it is large.
 
-What Redis forgets is worse here than in a cache: a message whose token is lost is taken for one that was processed. So
-the settings that can lose something are named (`warnings`), and each call says which store it means. One that was
-emptied has another *realm*, and answers nothing any more: that is `Damaged`, not "no token".
+Losing data is worse here than in a cache: a message whose token is lost is taken for a duplicate. So `warnings` names
+the settings that can lose writes, and each call carries the store's *realm*. A store that was emptied has another
+realm, and the call raises `Damaged` instead of answering "no token".
 
-When an answer is lost nobody knows whether the call was done: the attempt is begun anew, and finds out.
+If a response is lost, the call may or may not have been executed: the attempt restarts, and finds out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from onefold.stores.redis import TIMEOUT_S, RedisStore
 
 PREFIX: Final = "onefold:outbox:"
 TOKENS_MAX: Final = 500
-"""In one call, which holds up the server for some milliseconds; more are sent as several calls. (As for claims.)"""
+"""Per call, which blocks the server for some milliseconds; larger batches are split."""
 
 _KEYS: Final = ("realm", "tokens", "names", "ages", "children")
 
@@ -45,11 +45,9 @@ class RedisTokens(RedisStore):
         self, url: str, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S, replicas_min: int = 0, *,
         clock_ms: Callable[[], int] = wall_ms,
     ) -> None:  # fmt: skip
-        """Point at ``redis://[user:password@]host[:port][/db]``, or ``rediss://`` for TLS.
-
-        ``prefix`` comes before each key. Each wait for the server lasts ``timeout_s`` at most. With ``replicas_min`` a
-        change is only answered when so many replicas have it, too. Options for TLS stand in the address, with
-        redis-py's names: ``rediss://host?ssl_ca_certs=ca.pem``.
+        """``url``: ``redis://[user:password@]host[:port][/db]``, or ``rediss://`` for TLS, with redis-py's options in
+        the query: ``rediss://host?ssl_ca_certs=ca.pem``. ``prefix``: of each key. ``timeout_s``: for each response.
+        ``replicas_min``: a write is confirmed when this many replicas have it.
         """
         super().__init__(url, timeout_s, replicas_min)
         self._keys, self._clock_ms = [prefix + name for name in _KEYS], clock_ms
@@ -57,7 +55,7 @@ class RedisTokens(RedisStore):
 
     @property
     def realm(self) -> str:
-        """The name of this store, made by whoever asked first. It is asked for once."""
+        """The name of this store, made by its first client. It is read once and kept."""
         with self._asking():
             return self._get_realm()
 
@@ -65,7 +63,7 @@ class RedisTokens(RedisStore):
         return [exists for part in _parts(tokens) for exists in self._call("holds", part)]
 
     def create(self, births: Sequence[plans.Create]) -> list[bool]:
-        """One birth is one step; several go in one call while they are not too many."""
+        """Each birth is atomic; a call holds up to `TOKENS_MAX` tokens."""
         calls: list[list[plans.Create]] = []
         room = 0
         for birth in births:
@@ -90,8 +88,8 @@ class RedisTokens(RedisStore):
         return bool(was_there)
 
     def listed(self, *, after: str = "", limit: int = 1_000, orphans: bool = False) -> list[ports.Token]:
-        """Cost: several calls for many, between which tokens come and go; orphans are sought among all that have a
-        parent."""
+        """Cost: several calls for many tokens, which may change in between; for orphans, a scan of all tokens that have
+        a parent."""
         if orphans:
             return nsmallest(limit, (token for token in self._orphans() if token.token > after))
         tokens: list[ports.Token] = []

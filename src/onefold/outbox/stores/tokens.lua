@@ -1,17 +1,17 @@
--- The tokens of messages in flight: a batch of one verb, in one step that nothing can come between.
+-- The tokens of messages in flight: a batch of one verb, executed atomically.
 --
 -- KEYS     realm, tokens, names, ages, children
--- ARGV     the verb, the realm that the caller knows, JSON of what the verb takes
+-- ARGV     the verb, the realm that the caller knows, the verb's arguments as JSON
 -- returns  JSON
 --
--- realm     string   the name of this store, made once
+-- realm     string   the name of this store, set once
 -- tokens    hash     token -> JSON [destination, parent, attempt, at_ms]; a parent of "" is none, at_ms is a string
 -- names     zset     every token with score 0: in the order of their bytes
 -- ages      zset     every token with at_ms
 -- children  zset     those with a parent, as "<bytes of the parent>:<parent>:<token>" with score 0
 --
--- A store that was emptied has another realm, or none. Then that a token is not there means nothing, and to take it for a
--- sign would lose the message: every verb is refused.
+-- A store that was emptied has another realm, or none. A missing token means nothing there, and to take its message for
+-- a duplicate would lose it: every verb is refused.
 
 local REALM, TOKENS, NAMES, AGES, CHILDREN = unpack(KEYS)
 local verb, realm, asked = ARGV[1], ARGV[2], cjson.decode(ARGV[3])
@@ -21,9 +21,9 @@ local function family(parent)
 end
 
 local function record(token)
-    local found = redis.call('HGET', TOKENS, token)
-    if found then
-        return cjson.decode(found)
+    local text = redis.call('HGET', TOKENS, token)
+    if text then
+        return cjson.decode(text)
     end
 end
 
@@ -42,7 +42,7 @@ end
 
 local verbs = {}
 
--- [a realm of the caller's making]: the one that is there, or that one from now on
+-- [realm]: the realm that is stored; if there is none, this one is stored
 function verbs.realm()
     redis.call('SET', REALM, asked[1], 'NX')
     return {redis.call('GET', REALM)}
@@ -50,14 +50,14 @@ end
 
 -- [token, ...]: for each whether it exists
 function verbs.holds()
-    local held = {}
+    local exists = {}
     for i, token in ipairs(asked) do
-        held[i] = redis.call('HEXISTS', TOKENS, token) == 1
+        exists[i] = redis.call('HEXISTS', TOKENS, token) == 1
     end
-    return held
+    return exists
 end
 
--- [at_ms, [parent, attempt, guarded, [[token, destination], ...]], ...]: for each birth whether it was done
+-- [at_ms, [parent, attempt, guarded, [[token, destination], ...]], ...]: for each birth, whether it was done
 function verbs.create()
     local at_ms, done = asked[1], {}
     for i = 2, #asked do
@@ -78,14 +78,14 @@ function verbs.create()
     return done
 end
 
--- [[token, attempt], ...]: the tokens go, their children of this attempt are free, their other children go
+-- [[token, attempt], ...]: remove the tokens; of their children, clear the parent of this attempt's, remove the others
 --
--- What is written comes before what is removed: a server that is out of memory refuses the first, and nothing is changed.
+-- Writes come before removals: a server that is out of memory refuses the first write, and nothing is changed.
 function verbs.remove()
     for _, removal in ipairs(asked) do
         local token, winner = unpack(removal)
         local kin, losers = family(token), {}
-        -- ";" follows ":": all that begins with the name of the family. Nobody's children are not a family.
+        -- ";" follows ":", so this is every member with the prefix of the family. Tokens without a parent have none.
         local children = token ~= '' and redis.call('ZRANGEBYLEX', CHILDREN, '[' .. kin, '(' .. kin:sub(1, -2) .. ';')
         for _, member in ipairs(children or {}) do
             local child = member:sub(#kin + 1)
@@ -100,22 +100,22 @@ function verbs.remove()
         for _, child in ipairs(losers) do
             drop(child, token)
         end
-        local found = record(token)
-        if found then
-            drop(token, found[2])
+        local fields = record(token)
+        if fields then
+            drop(token, fields[2])
         end
     end
     return {}
 end
 
--- [token, parent or null]: whether it was there, with this parent if one is named
+-- [token, parent or null]: remove it if it has this parent (null: any); whether it was removed
 function verbs.discard()
     local token, parent = asked[1], asked[2]
-    local found = record(token)
-    if not found or (parent ~= cjson.null and found[2] ~= parent) then
+    local fields = record(token)
+    if not fields or (parent ~= cjson.null and fields[2] ~= parent) then
         return {false}
     end
-    drop(token, found[2])
+    drop(token, fields[2])
     return {true}
 end
 
@@ -128,8 +128,8 @@ function verbs.listed()
     return listed
 end
 
--- [member, limit]: how many children follow this one, up to the limit, the last of them, and those of a parent that has
--- no token, as above. Not by name: by parent.
+-- [member, limit]: how many children follow this one, up to the limit; the last of them; and those whose parent has no
+-- token, as above. In order of parent, not of name.
 function verbs.orphans()
     local members = redis.call('ZRANGEBYLEX', CHILDREN, asked[1], '+', 'LIMIT', 0, asked[2])
     local orphans = {}
@@ -143,7 +143,7 @@ function verbs.orphans()
     return {#members, members[#members] or '', orphans}
 end
 
--- []: how many there are, and when the oldest was made
+-- []: how many tokens there are, and when the oldest was made
 function verbs.live()
     return {redis.call('HLEN', TOKENS), redis.call('ZRANGE', AGES, 0, 0, 'WITHSCORES')[2] or cjson.null}
 end
