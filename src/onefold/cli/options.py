@@ -35,8 +35,11 @@ Tokens: TypeAlias = Annotated[
     Option(envvar="ONEFOLD_TOKEN_STORE", help="Token store, if not the --store: redis://host:6379/0."),
 ]
 Plan: TypeAlias = Annotated[
-    Literal["transactional", "parented", "checkpointed"] | None,
-    Option(help="How state and messages are committed. Default: transactional; with --tokens, parented."),
+    Literal["local", "transactional", "parented", "checkpointed"] | None,
+    Option(
+        help="How state and messages are committed. Default: local if store and transport are one database, else"
+        " transactional; with --tokens, parented."
+    ),
 ]
 Host: TypeAlias = Annotated[str, Option(help="Address to listen on; beyond loopback a token is needed.")]
 Port: TypeAlias = Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0: any free port.")]

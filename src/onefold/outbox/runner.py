@@ -420,9 +420,16 @@ def _failure(message: Message, error: BaseException) -> HandlerFailed:
     return HandlerFailed(f"{message.to}: {describe(error)}", token=message.token)
 
 
-@lru_cache(maxsize=1_000)
 def takes_context(call: Handler) -> bool:
     """Whether a handler has a parameter ``ctx``."""
+    try:
+        return _takes_context(call)
+    except TypeError:  # it cannot be hashed, as a dataclass with `__call__`
+        return _takes_context.__wrapped__(call)
+
+
+@lru_cache(maxsize=1_000)
+def _takes_context(call: Handler) -> bool:
     try:
         return "ctx" in inspect.signature(call).parameters
     except (TypeError, ValueError):  # one that is written in C does not say

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+from dataclasses import dataclass
 
 import pytest
 
@@ -111,6 +112,21 @@ def test_a_late_copy_is_a_duplicate_even_if_the_handler_refuses_it(shop):
 
     message = with_token(tokens, "t1", {"order": 7})
     assert [app.process(message), app.process(message)] == [Outcome.APPLIED, Outcome.DUPLICATE]
+
+
+@dataclass
+class Counting:  # as dataclasses are, it has no hash
+    by: int
+
+    def __call__(self, state, message):
+        return {"n": (state or {"n": 0})["n"] + self.by}, []
+
+
+def test_an_object_that_can_be_called_is_a_handler(shop):
+    app, _, tokens, _ = shop
+    app.handler("orders", key="order")(Counting(2))
+    assert app.process(with_token(tokens, "t1", {"order": 7})) is Outcome.APPLIED
+    assert app.state("7") == {"n": 2}
 
 
 def test_an_async_handler_is_a_handler(shop):
