@@ -29,6 +29,7 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -58,7 +59,7 @@ OWN: Final = "onefold-kafka"
 """What our data source is called; see `kafka_source`."""
 SCHEME: Final = "kafka://"
 VALUE: Final = "value"
-Offsets: TypeAlias = dict[tuple[str, int], int]
+Offsets: TypeAlias = Mapping[tuple[str, int], int]
 """By topic and partition."""
 
 ANSWER_S: Final = 10.0
@@ -281,11 +282,18 @@ class Cluster:
                     f" or up to {at:,}: was the topic made anew?"
                 )
 
-    def ranges(self) -> list[OffsetRange]:
-        """What a table reads, settled now."""
-        kept = self.kept()
-        starts, ends = self._settled("start", self.start, kept), self._settled("end", self.end, kept)
-        ranges = [OffsetRange(*where, starts[where], ends[where]) for where in kept]
+    def ranges(self, read: Offsets = MappingProxyType({})) -> list[OffsetRange]:
+        """What a table reads, settled now. ``read``: how far partitions were read before: they continue there if there
+        is more, and a partition added to their topics begins at its first message: ``start`` was for the first run.
+        """
+        kept, topics = self.kept(), {topic for topic, _ in read}
+        self.refuse_new_topic(read, {where: high for where, (_, high) in kept.items()})
+        is_new = any(topic not in topics for topic, _ in kept)
+        starts = self._settled("start", self.start, kept) if is_new else {}
+        starts = {where: read.get(where, 0) if where[0] in topics else starts[where] for where in kept}
+        ends = self._settled("end", self.end, kept)
+        more = [where for where in kept if where not in read or starts[where] < ends[where]]
+        ranges = [OffsetRange(*where, starts[where], ends[where]) for where in more]
         for part in ranges:
             if part.start > part.end:
                 at = f"partition {part.partition} of {part.topic}"
@@ -326,7 +334,7 @@ class Cluster:
 
         at_ms = milliseconds_of(what, text)
         wanted = [TopicPartition(*where, at_ms) for where in kept]
-        offsets: Offsets = {}
+        offsets = dict[tuple[str, int], int]()
         for each in self._ask(lambda: self._asking.offsets_for_times(wanted, ANSWER_S)):
             where = each.topic, each.partition
             if each.error is not None:
@@ -528,14 +536,17 @@ class Topic:
         options = {name: value for name, value in self.connector_options().items() if not name.startswith("ending")}
         return {**options, **bound}
 
-    def ranges(self, spark: SparkSession, kind: str) -> list[OffsetRange]:
-        """What there is to read, settled now."""
+    def ranges(
+        self, spark: SparkSession, kind: str, read: Offsets = MappingProxyType({})
+    ) -> list[OffsetRange]:  # fmt: skip
+        """What there is to read, settled now. ``read``: how far partitions were read before."""
         if kind == OWN:
-            return Cluster.of(self.connector_options()).ranges()
+            return Cluster.of(self.connector_options()).ranges(read)
         # What Spark's connector takes for "latest" differs from pass to pass, and it alone may know how to log in.
         messages = spark.read.format(kind).options(**self.connector_options()).load().groupBy("topic", "partition")
         bounds = messages.agg(F.min("offset"), F.max("offset")).sort("topic", "partition").collect()
-        return [OffsetRange(name, number, low, high + 1) for name, number, low, high in bounds]
+        ranges = [OffsetRange(at[0], at[1], read.get((at[0], at[1]), at[2]), at[3] + 1) for at in bounds]
+        return [part for part in ranges if part.offsets]
 
     def reader(self, spark: SparkSession) -> str:
         """The connector: Spark's own if it is there, else ours, made known to the session."""
@@ -858,18 +869,7 @@ def listed(
     topic = Topic.of(path, options)
     ranges = [OffsetRange.named(each.path) for each in before]
     read = {(part.topic, part.partition): part.end for part in joined(ranges)}
-    kind = topic.reader(spark)
-    now = topic.ranges(spark, kind)
-    if kind == OWN:
-        cluster = Cluster.of(topic.connector_options())
-        cluster.refuse_new_topic(read, cluster.ends())
-    known = {name for name, _ in read}
-    for part in now:
-        where = part.topic, part.partition
-        if where not in read:
-            ranges.append(part._replace(start=0) if part.topic in known and kind == OWN else part)
-        elif read[where] < part.end:
-            ranges.append(part._replace(start=read[where]))
+    ranges += topic.ranges(spark, topic.reader(spark), read)
     return [SourceFile(part.name, part.offsets, 0) for part in ranges]
 
 
