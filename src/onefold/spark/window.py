@@ -549,7 +549,7 @@ def advise_window(
     usable = usable_rows(df, columns)
     say("measuring lags")
     rows, every = timed(df, columns), (*SHOWN, *wanted)
-    by_shared_time = engine == "ids" and order is not None
+    by_shared_time = engine == "ids" and order is not None and usable["rows"] > 0
     with stored(behind(rows) if by_shared_time else lags(rows)) as table:
         copies = Distribution.of(table, LAG)
         lag = copies.quantiles(every)
