@@ -123,10 +123,11 @@ def _csv(files: Sequence[Path], options: Mapping[str, str]) -> Peek | None:
 def _json(files: Sequence[Path], names: Collection[str], rows_max: int | None) -> Peek | None:
 
     kinds, texts, rows, size = dict[str, Any](), dict[str, list[str]](), 0, 0
-    lines = (line for file in files for line in _text_of(file))
-    for line in lines:
+    is_complete = True
+    for line in (line for file in files for line in _text_of(file)):
         size += len(line)
         if size > PEEK_BYTES_MAX or rows == rows_max:
+            is_complete = False
             break
         try:
             row = json.loads(line)
@@ -143,7 +144,7 @@ def _json(files: Sequence[Path], names: Collection[str], rows_max: int | None) -
         spellings.setdefault(name.lower(), []).append(name)
     own = [next((each for each in same if each in names), max(same)) for same in spellings.values()]
     fields = [StructField(name, kinds[name]) for name in own]
-    return Peek(StructType(fields), texts, complete=next(lines, None) is None) if size else None
+    return Peek(StructType(fields), texts, is_complete) if size else None
 
 
 def _kind(value: Any, before: DataType | None = None) -> DataType:
