@@ -65,7 +65,7 @@ from onefold.spark.files import (
     is_true,
 )
 from onefold.spark.host import Transform
-from onefold.spark.lakes import DELTA, ICEBERG, PACKAGES, Snapshot, open_snapshot
+from onefold.spark.lakes import DELTA, ICEBERG, PACKAGES, Snapshot, open_snapshot, refuse_connector_options
 from onefold.spark.session import opens
 from onefold.spark.versions import FileKey
 
@@ -181,6 +181,7 @@ def listed(
 
             return kafka.listed(spark, source.path, options, before())
         if kind in PACKAGES and _connector(spark, source.path, kind, options, None) is None:
+            refuse_connector_options(source.path, kind, options)
             return list(_of_snapshot(open_snapshot(source.path, kind, options)).files)
         return SourceFiles(spark, source.path, kind, options).listed() if kind in _FILES else None
 
@@ -191,6 +192,8 @@ def _open_lake(spark: SparkSession, source: SourceSpec, kind: str, options: Mapp
     rows = _connector(spark, source.path, kind, options, None)
     if rows is not None and not (has_package and kind == DELTA):
         return OpenSource(rows, Manifest(why_not=f"what this {kind} table holds is known from its connector alone"))
+    if rows is None:
+        refuse_connector_options(source.path, kind, options)
     snapshot = open_snapshot(source.path, kind, options)
     if rows is not None:
         rows = _connector(spark, source.path, kind, options, snapshot.version)

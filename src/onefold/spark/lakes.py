@@ -68,12 +68,29 @@ DELTA_FEATURES: Final = {
 FIELD_ID: Final = b"PARQUET:field_id"
 ID, NAMES = "onefold.id", "onefold.names"
 """In the metadata of a column: its number in the files, and its names in files that have no numbers."""
+VERSION_OPTION: Final = {DELTA: "versionAsOf", ICEBERG: "snapshot-id"}
+CONNECTOR_OPTIONS: Final = {
+    "timestampasof", "as-of-timestamp", "branch", "tag", "start-snapshot-id", "end-snapshot-id",
+    "readchangefeed", "readchangedata", "startingversion", "endingversion", "startingtimestamp", "endingtimestamp",
+}  # fmt: skip
+"""Reader options of Spark's connectors that choose other rows than those of one snapshot, in lower case."""
 ARROW_IO: Final = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
 
 
 def require_package(format: str) -> None:
     if find_spec(PACKAGES[format]) is None:
         raise Misuse(f"format {format!r} needs the package {PACKAGES[format]}: pip install 'onefold[{format}]'")
+
+
+def refuse_connector_options(path: str, format: str, options: Iterable[str]) -> None:
+    """Refuse options that only Spark's own connector knows: ignored, they would give other rows than were asked for."""
+    for name in options:
+        if name.lower() in CONNECTOR_OPTIONS:
+            raise Misuse(
+                f"{path}: option {name!r} needs Spark's own {format} connector, which is not here;"
+                f" without it {VERSION_OPTION[format]!r} names a snapshot",
+                option=name,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,8 +287,9 @@ def open_snapshot(path: str, format: str, options: Mapping[str, str]) -> Snapsho
     `Misuse` if there is none, or if it holds what would be read wrongly; `OSError` if its store fails.
     """
     require_package(format)
-    own = {name: value for name, value in options.items() if name not in ("versionAsOf", "snapshot-id")}
-    version = options.get("versionAsOf" if format == DELTA else "snapshot-id")
+    name = VERSION_OPTION[format].lower()  # Spark's option names are case-insensitive
+    own = {option: value for option, value in options.items() if option.lower() != name}
+    version = next((value for option, value in options.items() if option.lower() == name), None)
     if version is not None and not version.isdecimal():
         raise Misuse(f"{path}: the version is {version!r}, must be a number", path=path)
     wanted = None if version is None else int(version)
