@@ -117,7 +117,7 @@ class SourceFile:
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> SourceFile:
         path = str(line["path"])
-        return cls(path if ":/" in path else f"file:{path}", int(line["size"]), int(line["modified_ms"]),
+        return cls(path if is_far(path) else f"file:{path}", int(line["size"]), int(line["modified_ms"]),
                    rows=line.get("rows"), blank=int(line.get("blank", 0)), header=int(line.get("header", 0)),
                    trouble=str(line.get("trouble", "")), metadata_path=str(line.get("metadata_path", "")))  # fmt: skip
 
@@ -169,7 +169,9 @@ class Manifest:
 
     @classmethod
     def from_lines(cls, data: bytes) -> Manifest:
-        every = [SourceFile.from_dict(json.loads(line)) for line in data.decode(errors="surrogateescape").splitlines()]
+        # Split as bytes: of text, splitlines would also cut at characters such as U+2028 in the name of a file.
+        lines = (line.decode(errors="surrogateescape") for line in data.splitlines())
+        every = [SourceFile.from_dict(json.loads(line)) for line in lines]
         files = tuple(file for file in every if not file.trouble)
         uncounted = any(file.rows is None for file in files)
         return cls(files, tuple(file for file in every if file.trouble), "they were not" if uncounted else "")
