@@ -17,6 +17,7 @@ from onefold.spark import run as jobs
 from onefold.spark.audits import AuditFailed
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns
+from onefold.spark.files import Manifest, SourceFile
 from onefold.spark.ingest import SourceSpec
 from tests.lib.reading import (
     BAD_FILES,
@@ -153,6 +154,24 @@ def test_csv_options_still_work_and_say_what_they_keep_from_being_counted(spark,
         run(spark, tmp_path / "notes.csv", tmp_path / "not", format="csv", options={"mode": "DROPMALFORMED"})
 
 
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [("csv", "device,ts,value\na,1,x\nb,2\n"), ("jsonl", '{"device": "a", "ts": 1}\n{"device": "b"\n')],
+)
+def test_a_row_that_was_cut_short_is_malformed_whatever_the_session_calls_its_column(spark, tmp_path, format, text):
+    (tmp_path / f"x.{format}").write_text(text)
+    name = "spark.sql.columnNameOfCorruptRecord"
+    spark.conf.set(name, "bad")
+    try:
+        for options in ({}, {"allowSingleQuotes": "true"} if format == "jsonl" else {"comment": "#"}):
+            rows, _ = read(spark, tmp_path / f"x.{format}", format, options=options)
+            assert sorted(row["reason"] for row in rows) == ["malformed", "new_chain"]
+    finally:
+        spark.conf.unset(name)
+    with pytest.raises(Misuse, match="columnNameOfCorruptRecord is 'bad', but malformed rows are always kept in _corr"):
+        read(spark, tmp_path / f"x.{format}", format, options={"columnNameOfCorruptRecord": "bad"})
+
+
 @pytest.mark.parametrize("write", [pq.write_table, orc.write_table], ids=["parquet", "orc"])
 def test_a_column_that_only_some_files_have_is_kept(spark, tmp_path, write):
     format = "parquet" if write is pq.write_table else "orc"
@@ -256,6 +275,12 @@ def meddling(spark, tmp_path, change):
             change(tmp_path / "in" / "2.jsonl")
 
     return jobs.run(spark, source, DEVICES, str(tmp_path / "out"), say=say)
+
+
+def test_a_manifest_takes_any_name_of_a_file():
+    names = ("a\u2028b", "a\x85b", "a\nb", "a:/b", os.fsdecode(b"\xff"))
+    manifest = Manifest(tuple(SourceFile(f"file:/in/{name}", 1, 1, rows=1) for name in sorted(names)))
+    assert Manifest.from_lines(manifest.lines()) == manifest
 
 
 def test_a_reader_that_loses_rows_is_convicted_and_the_file_is_named(spark, tmp_path):

@@ -173,7 +173,7 @@ class HeldRows:
             folder.remove()
         whole.write_json({"rows": count, "columns": self._columns})
         for name in self._folder.names():
-            if int(name.removesuffix(".json").removesuffix(".new")) < version - keep:
+            if int(name.partition(".")[0]) < version - keep:
                 (self._folder / name).remove()
         return count
 

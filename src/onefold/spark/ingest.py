@@ -87,6 +87,8 @@ LOOSE: Final = {
 }  # fmt: skip
 """Options that ask for more than JSON, or for less than a line: with one, Spark's own reader says what a row is."""
 STRICT: Final = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
+NAMED: Final = {"columnNameOfCorruptRecord": CORRUPT}
+"""Whatever the session calls it: under another name, a row that was cut short would pass for a good one."""
 VALUE: Final = "value"
 """The column that holds a line."""
 AT: Final = "_onefold_at"
@@ -448,7 +450,7 @@ class Reading:
         self, spark: SparkSession, source: SourceSpec, columns: Named, kind: str, options: Mapping[str, str]
     ) -> None:  # fmt: skip
         self.spark, self.source = spark, source
-        self._kind, self._options = kind, options
+        self._kind, self._options = kind, {**options, **NAMED} if kind in ("json", "csv") else options
         self.files = SourceFiles(spark, source.path, kind, options, source.only)
         self.manifest = Manifest()
         self._roles = naming(columns)
@@ -456,6 +458,10 @@ class Reading:
         mode = self.files.options.get("mode", "").upper()
         if kind in ("json", "csv") and mode == "DROPMALFORMED":
             raise Misuse('source.options: mode is "DROPMALFORMED", which drops rows in silence: leave it out')
+        corrupt = self.files.options.get("columnnameofcorruptrecord", CORRUPT)
+        if kind in ("json", "csv") and corrupt != CORRUPT:
+            what = f"columnNameOfCorruptRecord is {corrupt!r}, but malformed rows are always kept in {CORRUPT}"
+            raise Misuse(f"source.options: {what}: leave it out")
         self._fails_fast = mode == "FAILFAST"
 
     def look(self, *, count: bool, aside: Sequence[SourceFile] = ()) -> None:
@@ -714,7 +720,7 @@ class JsonTable:
         # By position, because Spark cannot tell two spellings of a name apart.
         by_position = T.StructType([*(T.StructField(cells[key], kind) for key, kind in keys), _text(CORRUPT)])
         own = {name: value for name, value in options.items() if name not in ("mode", "linesep")}
-        parsed = F.from_json(F.col(VALUE), schema, {**own, **STRICT}).cast(by_position)
+        parsed = F.from_json(F.col(VALUE), schema, {**own, **STRICT, **NAMED}).cast(by_position)
         others = [F.col(quoted(name)) for name in lines.columns if name != VALUE]
         known = _is_one_object() & _has_distinct_keys() if SPARK >= (4, 0) else ~F.udf(_is_odd, "boolean")(VALUE)
         is_sound = F.coalesce(known, F.lit(False))
