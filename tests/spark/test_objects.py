@@ -313,6 +313,10 @@ def test_lines_of_json_are_read_as_they_are_and_counted_without_the_reader(s3, t
     assert (document["manifest"]["rows"], document["manifest"]["blank"]) == (6, 1)
     (pair,) = document["copies"]["from"]
     assert (pair["first"], pair["copy"]) == ("a.json", "a.json")
+    torn = f"s3://{BUCKET}/{folder}/day=1/a.json"
+    words = ("--format-a", "json", "--format-b", "json")
+    done = here("diff", torn, torn, *words, cwd=tmp_path)  # nothing could be said of lines that have no columns
+    assert (done.returncode, "2 lines are not one JSON object each" in done.stderr) == (3, True), done.stderr
 
 
 def test_a_put_whose_answer_is_lost_is_known_again_as_ones_own(s3):

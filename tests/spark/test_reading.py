@@ -310,6 +310,12 @@ def test_lines_are_counted_the_same_in_whatever_pieces_they_come(pieces, size):
     assert counted(chunks, b" \t") == (len(lines), sum(1 for line in lines if line.strip(b" \t")))
 
 
+def test_a_stream_of_json_lines_refuses_to_fail_fast_which_it_could_not_do(spark, tmp_path):
+    put_good(tmp_path / "in", "jsonl")
+    with pytest.raises(Misuse, match='mode is "FAILFAST", but a stream rejects malformed lines'):
+        stream(spark, tmp_path, "jsonl", options={"mode": "FAILFAST"})
+
+
 def test_an_odd_line_in_a_stream_is_rejected_with_its_text_also_in_a_file_that_comes_later(spark, tmp_path):
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "1.jsonl").write_text(GOOD_LINES.decode())

@@ -497,6 +497,8 @@ class Reading:
     def stream_part(self, bad_files: BadFiles) -> tuple[SourcePart, str | None]:
         """How all of it is read, in a stream, and the header line that its files must have."""
         if self._kind == "json" and self.manifest.files and not self._is_loose:
+            if self._fails_fast:
+                raise Misuse('source.options: mode is "FAILFAST", but a stream rejects malformed lines: leave it out')
             return self._line_by_line(), None
         parts = sorted(self.parts(), key=lambda part: -len(part.only or ()))
         if len(parts) > 1 and bad_files == "stop":
@@ -584,12 +586,8 @@ class Reading:
         if SPARK < (4, 0) or self._is_loose:
             columns = self._as_written(each for each in self._inferred(self.manifest.files) if each.name != CORRUPT)
             return SourcePart("json", self._options, self._with_folders(columns, _text(CORRUPT)), only=self._some)
-        outcome = survey(self.read(self._lines()))
+        outcome = self._surveyed(self.read(self._lines()))
         table = JsonTable.of(outcome.keys, self._roles, self.files.options)
-        if outcome.odd and self._fails_fast:
-            raise OSError(
-                f"{self.source.path}: {outcome.odd:,} lines are not one JSON object each, such as {outcome.sample!r}"
-            )
         if outcome.odd or any(len(spellings) > 1 for spellings in table.keys.values()):
             return self._line_by_line()
         schema = T.StructType([T.StructField(name, kind) for name, kind in table.types.items()])
@@ -609,9 +607,16 @@ class Reading:
     def _line_by_line(self) -> SourcePart:
         """Each line parsed by itself; what an odd one holds is no column."""
         lines = self._lines()
-        rows = self.read(lines)
-        table = JsonTable.of(survey(rows, strict=True).keys, self._roles, self.files.options)
+        table = JsonTable.of(self._surveyed(self.read(lines), strict=True).keys, self._roles, self.files.options)
         return replace(lines, step=lambda df: table.rows(lines.step(df).where(_trimmed() != ""), self.files.options))
+
+    def _surveyed(self, lines: DataFrame, *, strict: bool = False) -> Survey:
+        outcome = survey(lines, strict=strict)
+        if outcome.odd and self._fails_fast:
+            raise OSError(
+                f"{self.source.path}: {outcome.odd:,} lines are not one JSON object each, such as {outcome.sample!r}"
+            )
+        return outcome
 
     def _lines(self) -> SourcePart:
         options = {name: value for name, value in self.files.options.items() if name in {*LISTING, "linesep"}}
