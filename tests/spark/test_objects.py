@@ -271,7 +271,7 @@ def test_of_two_who_publish_one_batch_one_is_told_and_a_folder_has_one_writer(s3
     [
         ("s3://not-there-at-all/in", {}, 2, "there is nothing at s3://not-there-at-all/in"),
         ("nope://bucket/in", {}, 2, "no file system of that scheme"),
-        ("s3://key:secret@messages/in", {}, 2, "belong into the environment"),
+        ("s3://key:secret@messages/in", {}, 2, "belong in the environment"),
         ("s3://messages/denied", {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, 3, "ACCESS_DENIED"),
         ("s3://messages/in", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, 3, "Could not connect"),
         ("s3://messages/x.csv", {}, 2, "needs Spark's own connector"),

@@ -1,23 +1,23 @@
 """``writeStream.foreachBatch(outbox_sink(...))``: the rows of a stream become messages with tokens, each once.
 
-Spark tries a batch again after a crash, from its beginning. So that nothing is sent twice, each batch is cut the same
-way every time: the row becomes a text (JSON), the text says by its hash which bucket the row belongs to, a bucket's
-rows are sorted and cut into chunks. A chunk is sent by the outbox algorithm under a mark that grows, ``batch << 20 |
-chunk``, which is kept per bucket beside its outbox: a chunk that was sent before is known by its mark, and a chunk that
-was cut off is finished. Equal rows are messages of their own.
+Spark retries a batch after a crash, from its beginning. So that nothing is sent twice, each batch is always cut in the
+same way: a row becomes a text (JSON), the hash of the text selects a bucket, the rows of a bucket are sorted and cut
+into chunks. A chunk is sent by the outbox algorithm under an increasing mark, ``batch << 20 | chunk``, which is kept
+per bucket beside its outbox: a chunk that was sent before is recognised by its mark, and an interrupted chunk is
+finished. Equal rows are separate messages.
 
 The executors send; each bucket is one task. The store keeps an entity per bucket, and one for the source.
 
-What this cannot know: that a replayed batch has other rows than before. Spark reads the same input again; a step that
-asks the clock or a random number makes other rows of it. Do that behind the sink, in the handler.
+Not detected: a replayed batch with other rows than before. Spark reads the same input again, but a step that uses the
+clock or random numbers makes other rows of it. Do that behind the sink, in the handler.
 
-A bucket is a source (see `onefold.outbox.plans`) and a chunk is one mark of it. The rows come sorted, so a replayed
-task cuts the same chunks; those that were taken before are skipped, and one that was cut off is finished. Two tasks at
-the same bucket, as Spark starts them when one is slow, meet at the version of the source's entity: one gets through.
+A bucket is a source (see `onefold.outbox.plans`) and a chunk is one mark of it. Rows are sorted, so a replayed task
+cuts the same chunks: those taken before are skipped, and an interrupted one is finished. If Spark runs two tasks for a
+bucket speculatively, they conflict at the version of the source's entity, and one succeeds.
 
-Who goes on with a batch must cut it as it was begun: another number of buckets or another column would put rows into
-other chunks, and some would be sent twice and some never. So the store also keeps the batch in hand, how it is cut, and
-whether it is complete. The next batch may be cut in another way, for it begins only when the one before is complete.
+A batch must be finished with the cut it was begun with: with another number of buckets or another column, rows would be
+in other chunks, and some would be sent twice and some never. So the store also keeps the current batch, how it is cut,
+and whether it is complete. The next batch may be cut in another way, because it begins only after this one is complete.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ from onefold.verdict import Verdict
 Item = TypeVar("Item")
 
 ENDPOINT: Final = "spark"
-"""Whose the entities of such sources are."""
+"""The endpoint of the entities of such sources."""
 BUCKET, BODY = "bucket", "body"
 CHUNK_BITS: Final = 20
-"""Of a mark, for the chunk; the rest is the batch. 500 million rows in a bucket, 8 trillion batches."""
+"""The bits of a mark for the chunk; the rest is the batch. 500 million rows per bucket, 8 trillion batches."""
 TRIES_MAX: Final = 20
-"""Of a chunk that somebody else writes too: that one is a copy of this task, so the second try finds it done."""
+"""How often a chunk with a concurrent writer is tried: that is a copy of this task, so the second try finds it done."""
 FIGURES: Final = "applied long, resumed long, duplicate long, kind string, error string"
 BUCKETS_MAX: Final = 10_000
 NUMBER_MAX: Final = (1 << 63 - CHUNK_BITS) - 1
@@ -66,18 +66,18 @@ JSON: Final = {
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "ignoreNullFields": "false",
 }
-"""Whole: Spark would cut times to milliseconds and leave null fields out."""
+"""Lossless: by default Spark cuts times to milliseconds and leaves null fields out."""
 
 
 class SentBatch(NamedTuple):
     """How many messages of a batch were sent."""
 
     applied: int
-    """Now."""
+    """By this try."""
     resumed: int
-    """Of chunks that an earlier try began."""
+    """In chunks that an earlier try had begun."""
     duplicate: int
-    """By an earlier try, long before."""
+    """By an earlier try; skipped now."""
 
 
 def outbox_sink(
@@ -90,12 +90,13 @@ def outbox_sink(
         sink = outbox_sink(store=url, transport=url, to="orders", source="orders-topic")
         stream.writeStream.foreachBatch(sink).option("checkpointLocation", "checkpoints/orders").start()
 
-    ``store``, ``tokens`` and ``transport`` are addresses as an `Endpoint` takes them, which all executors can reach;
-    ``to`` is a queue. ``source`` names this stream: it must be its own, and the same after each restart. A stream that
-    begins anew, with a new checkpoint, needs a new name: its batches count from 0 again, and `Misuse` says so.
+    ``store``, ``tokens`` and ``transport`` are addresses as for an `Endpoint`, which all executors can reach; ``to`` is
+    a queue. ``source`` names this stream: the name must be unique, and the same after each restart. A stream with a new
+    checkpoint needs a new name, because its batches count from 0 again: otherwise `Misuse`.
 
     ``body``: the columns that are sent, as a JSON object; None: all but verdict and reason. Decimals are sent as
-    text, times as ISO 8601 in UTC, null as null. ``only``: of rows that have a verdict, those with this one; None: all.
+    text, times as ISO 8601 in UTC, null as null. ``only``: send only rows with this verdict, if rows have one; None:
+    all.
 
     Cost: one shuffle of the texts; per chunk one transaction (with ``tokens``: five writes) and one send.
     """
@@ -114,9 +115,9 @@ def send_batch(
 ) -> SentBatch:  # fmt: skip
     """Send each row of a table as one message, once, however often the job is run with this mark.
 
-    ``mark`` is the number of the job's run, such as its day, 20260131; a source's marks must grow. The rest is as for
-    `outbox_sink`. A mark below the highest that was sent sends nothing; one above a mark that was begun and is not
-    finished is `Misuse`, for what is left of that would be lost.
+    ``mark`` is the number of the job's run, such as its day, 20260131; the marks of a source must increase. The other
+    arguments are those of `outbox_sink`. A mark below the highest that was sent sends nothing; one above a mark that
+    was begun and is not finished is `Misuse`, because the rest of that would be lost.
     """
     sink = OutboxSink(store, transport, to, source, tokens, plan, body, buckets, chunk_max, only)
     return sink.send(df, mark, "")
@@ -124,7 +125,7 @@ def send_batch(
 
 @dataclass(frozen=True, slots=True)
 class OutboxSink:
-    """Sends the rows of a batch; stores are named by addresses, for every task opens them for itself."""
+    """Sends the rows of a batch; has the addresses of stores, because every task opens its own connections."""
 
     store: str = field(repr=False)
     transport: str = field(repr=False)
@@ -183,9 +184,9 @@ class OutboxSink:
         schema = hashlib.sha256(rows.select(*columns).schema.json().encode()).hexdigest()[:16]
         shape = {"buckets": self.buckets, "chunk_max": self.chunk_max, "only": only, "columns": schema}
         batch = OutboxBatch(Key(ENDPOINT, self.source), number, query, shape)
-        with self.opened() as world:  # here first: tables are made once, and a wrong address is one line
+        with self.opened() as world:  # on the driver first: creates tables once, and a wrong address is one line
             due = batch.begin(world.entities)
-        if not due:  # whatever state the stream keeps still has to go through it
+        if not due:  # evaluate the rows all the same, because the stream may have state of its own
             rows.write.format("noop").mode("overwrite").save()
             return SentBatch(0, 0, 0)
         if only:
@@ -196,7 +197,7 @@ class OutboxSink:
         parts = (
             texts.select(bucket.alias(BUCKET), BODY).repartitionById(self.buckets, BUCKET).sortWithinPartitions(BODY)
         )
-        sender = replace(self, body=None)  # an expression does not travel to tasks
+        sender = replace(self, body=None)  # an expression cannot be pickled into tasks
         figures = parts.mapInArrow(partial(sender._send_partition, number), FIGURES).collect()
         for row in figures:
             if row["error"]:
@@ -208,7 +209,7 @@ class OutboxSink:
         return SentBatch(applied, resumed, duplicate)
 
     def _with_body(self, rows: DataFrame) -> tuple[DataFrame, list[Column]]:
-        """The rows with all that is to be sent of them, and the columns that hold it."""
+        """The rows with the columns of the body added, and these columns."""
         every = [name for name in rows.columns if name not in (VERDICT, REASON)]
         names = listed(every if self.body is None else self.body)
         if not names:
@@ -221,8 +222,8 @@ class OutboxSink:
         return rows, [F.col(quoted(n)).cast(exact(rows.schema[n].dataType)).alias(n) for n in wanted.of(rows).name]
 
     def _send_partition(self, number: int, parts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What Spark calls with one bucket, sorted. An error of ours is an answer: raised here, it would be a page of
-        Java."""
+        """Send one bucket, sorted; runs in a task. Our own errors are returned as a row, because raised here they would
+        become a long Java error."""
         counts = dict.fromkeys((Outcome.APPLIED, Outcome.RESUMED, Outcome.DUPLICATE), 0)
         kind, text = "", ""
         rows = chain.from_iterable(
@@ -261,12 +262,12 @@ class OutboxBatch:
     key: Key
     number: int
     query: str
-    """The stream it is of; empty: of none."""
+    """The id of its stream; empty: it is not of a stream."""
     shape: dict[str, Any]
-    """What decides in which chunk a row is."""
+    """The settings that determine the chunk of a row."""
 
     def begin(self, entities: EntityStore) -> bool:
-        """Keep that it is in hand; False if it is complete long since, `Misuse` if it cannot be begun like this."""
+        """Record that the batch has begun; False if it is complete already, `Misuse` if it must not begin like this."""
         for _ in range(TRIES_MAX):
             entity = entities.load([self.key])[0]
             state = entity.state or {}
