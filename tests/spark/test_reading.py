@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import time
 
 import pyarrow as pa
 import pyarrow.orc as orc
@@ -19,6 +20,7 @@ from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns
 from onefold.spark.files import Manifest, SourceFile
 from onefold.spark.ingest import SourceSpec
+from onefold.spark.stream import Watcher
 from tests.lib.reading import (
     BAD_FILES,
     DEVICES,
@@ -345,6 +347,17 @@ def test_files_that_cannot_be_read_end_a_stream_by_name_at_every_start_until_the
         assert sorted(file["path"].rpartition("/")[2] for file in progress.set_aside) == [name for name, *_ in bad]
         assert progress.tally.received == 2
     assert len(streamed(tmp_path)) == 2
+
+
+def test_the_end_of_a_query_that_set_a_file_aside_is_not_taken_for_that_of_the_next(spark, tmp_path, monkeypatch):
+    """Events of a query come after it has ended: here late enough to come in the middle of the next one."""
+    put_good(tmp_path / "in", "jsonl")
+    (tmp_path / "in" / "bad.jsonl").write_bytes(b"")
+    ended, progressed = Watcher.onQueryTerminated, Watcher.onQueryProgress
+    monkeypatch.setattr(Watcher, "onQueryTerminated", lambda self, event: (time.sleep(1.5), ended(self, event)))
+    monkeypatch.setattr(Watcher, "onQueryProgress", lambda self, event: (time.sleep(0.5), progressed(self, event)))
+    progress = stream(spark, tmp_path, "jsonl", bad_files="set_aside")
+    assert (progress.batch, progress.rows, len(progress.set_aside)) == (0, 2, 1)
 
 
 def test_a_csv_file_with_another_header_ends_a_stream_by_name_or_is_set_aside(spark, tmp_path):

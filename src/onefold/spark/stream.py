@@ -139,9 +139,13 @@ class Watcher(listener.StreamingQueryListener):
             self.problem = f"batch {batch}: {judged} rows were judged, {tally.received} were published{more}"
         self._tally = self._total() if tally is None or self._tally is None else self._tally + tally
 
+    def wait_for_end(self) -> None:
+        """Wait for the event of the end: it comes a little late, and must not be taken for that of the next query."""
+        self._ended.wait(SETTLE_S)
+
     def settled(self) -> Progress:
         """The final progress; waits for the listener, whose events come a little late."""
-        self._ended.wait(SETTLE_S)
+        self.wait_for_end()
         if self.problem is not None:
             raise BooksDoNotBalance(self.problem)
         if self._tally is None:
@@ -309,6 +313,8 @@ OrderEnd: TypeAlias = Literal["give_up", "hold"]
 METADATA, OFFSETS, COMMITS, SOURCES = "metadata", "offsets", "commits", "sources"
 SOURCE = f"{SOURCES}/0"
 """Spark's part of a checkpoint: the stream's id, where each batch ends, which batches are done, the files."""
+PARTS = (METADATA, SET_ASIDE, SOURCES, OFFSETS, COMMITS)
+"""Spark's part and the files set aside, in the order in which they must be copied."""
 MEMORY = "memory"
 """The judge's part of a checkpoint."""
 POLL_S = 0.5
@@ -401,8 +407,7 @@ class CheckpointCopy:
     def __init__(self, home: Place, folder: str) -> None:
         self._home, self.folder = home, Path(folder)
         self._kept: dict[str, tuple[int, int]] = {}
-        parts = (METADATA, SET_ASIDE, SOURCES, OFFSETS, COMMITS)
-        in_threads(self._fetch, [file.url for part in parts for file in objects.files_below(str(home / part))])
+        in_threads(self._fetch, [file.url for part in PARTS for file in objects.files_below(str(home / part))])
         self._kept = self._there()
 
     def _fetch(self, url: str) -> None:
@@ -413,22 +418,20 @@ class CheckpointCopy:
 
     def _there(self) -> dict[str, tuple[int, int]]:
         """All files with size and time, in the order in which they must be put."""
-        order = (METADATA, SET_ASIDE, SOURCES, OFFSETS, COMMITS)
         paths = [path for path in self.folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-        stats = {path.relative_to(self.folder).as_posix(): path.stat() for path in paths}
-        known = {name: stat for name, stat in stats.items() if name.split("/")[0] in order}
+        stats = {path.relative_to(self.folder).as_posix(): path.stat() for path in sorted(paths)}
         return {
-            name: (known[name].st_size, known[name].st_mtime_ns)
-            for name in sorted(known, key=lambda name: (order.index(name.split("/")[0]), name))
+            name: (stat.st_size, stat.st_mtime_ns)
+            for part in PARTS
+            for name, stat in stats.items()
+            if name.split("/")[0] == part
         }
 
     def keep(self) -> None:
         """Put new files into the store, and remove from it those that Spark has removed here."""
         there = self._there()
-        for name, seen in there.items():
-            file, data = self._home / name, (self.folder / name).read_bytes() if self._kept.get(name) != seen else None
-            if data is None:
-                continue
+        for name in (name for name, stat in there.items() if self._kept.get(name) != stat):
+            file, data = self._home / name, (self.folder / name).read_bytes()
             if not name.startswith((SOURCES, OFFSETS)) or name in self._kept:
                 file.write_over(data)
             elif not file.write_new(data):
@@ -492,6 +495,7 @@ def _run(
             try:
                 _wait(writer.start(), asked, errors)
             except SetAside:  # start the batch again, by a query without these files
+                watcher.wait_for_end()
                 rows = files.table().transform(engine.shaped)
                 continue
             files.end()
