@@ -47,8 +47,12 @@ class Commit:
         """A commit of these parts, folders written below ``root``, to be published in ``folder`` of it."""
         files = {}
         for name, part in parts.items():
-            for file in objects.written(str(part)) if not part.by_spark else _parquet_files(part):
-                files[f"{folder}{name}/{file.url.rpartition('/')[2]}"] = file.url.removeprefix(f"{root}/")
+            if part.by_spark:
+                urls = [f"{part}/{file}" for file in part.files() if _is_rows(file)]
+            else:
+                urls = [file.url for file in objects.written(str(part))]
+            for url in urls:
+                files[f"{folder}{name}/{url.rpartition('/')[2]}"] = url.removeprefix(f"{root}/")
         return cls(files, documents)
 
     def put(self, file: Place, *, new: bool = False) -> None:
@@ -94,10 +98,6 @@ class Commit:
             return str(place)
 
         return dict(zip(self.files, in_threads(url, self.files.items()), strict=True))
-
-
-def _parquet_files(part: Place) -> list[objects.StoredFile]:
-    return [objects.StoredFile(f"{part}/{name}", 0) for name in part.files() if name.endswith(".parquet")]
 
 
 def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:

@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -103,7 +103,8 @@ def in_order(rows: DataFrame, engine: ChainsEngine, options: MemoryOptions) -> I
         written = waiting.write(coded.where(F.col(REASON) >= HELD), version, options.keep)
         newest = MemoryFolder.anywhere(str(options.path)).newest(version + 1).values()
         own = [run for run in newest if run.header["version"] == version]
-        again, held = sum(run.header["figures"]["again"] for run in own), sum(map(_held, newest))
+        again = sum(run.header["figures"]["again"] for run in own)
+        held = sum(run.header["figures"]["held"] for run in newest)
         if (again, held) != (count, written):
             raise BooksDoNotBalance(
                 f"batch {version}: {count} rows were held back and {again} of them came again; of those judged {held}"
@@ -114,21 +115,14 @@ def in_order(rows: DataFrame, engine: ChainsEngine, options: MemoryOptions) -> I
         key, check, _, _, number, *_ = integers.columns
         order = F.struct(key.alias("key"), check.alias("check"), number.alias("number"), REASON)
         messages = out.withColumn(ORDER, order).drop(*integers.readings)
-        lost = np.concatenate([np.empty((4, 0), np.int64), *(_ranges(run.blob) for run in own)], axis=1)
+        blobs = (np.frombuffer(run.blob, np.int64).reshape(4, -1) for run in own)
+        lost = np.concatenate([np.empty((4, 0), np.int64), *blobs], axis=1)
         counted = out.where(F.col(REASON).isin(np.flatnonzero(COUNTS).tolist()))
         gaps = gaps_below(counted if lost.size else counted.limit(0), fitted.columns, integers.columns, lost)
         one = gaps.repartition(1).sortWithinPartitions(*gaps.columns)
         yield host.labelled(messages, fitted, F.col(REASON)), one
     finally:
         coded.unpersist()
-
-
-def _held(run: Any) -> int:
-    return int(run.header["figures"]["held"])
-
-
-def _ranges(blob: bytes) -> host.Int64s:
-    return np.frombuffer(blob, np.int64).reshape(4, -1)
 
 
 class HeldRows:

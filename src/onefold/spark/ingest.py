@@ -226,9 +226,13 @@ def _connector(
         rows = spark.read.format(kind).options(**{**options, **at}).load(path)
         return rows if rows.schema else None  # Spark Connect resolves the table only here
     except (Py4JJavaError, PySparkException) as error:
-        if any(sign in str(error) for sign in ("DATA_SOURCE_NOT_FOUND", "Failed to find data source")):
+        if _lacks_connector(error):
             return None
         raise
+
+
+def _lacks_connector(error: Exception) -> bool:
+    return any(sign in str(error) for sign in ("DATA_SOURCE_NOT_FOUND", "Failed to find data source"))
 
 
 def naming(columns: Named) -> set[str]:
@@ -346,7 +350,7 @@ def _loaded(spark: SparkSession, reader: Any, kind: str, path: str) -> DataFrame
         try:
             return reader.format(kind).load(path)  # type: ignore[no-any-return]
         except (Py4JJavaError, PySparkException) as error:
-            if not any(sign in str(error) for sign in ("DATA_SOURCE_NOT_FOUND", "Failed to find data source")):
+            if not _lacks_connector(error):
                 raise
             what = f"a stream reads a {kind} table through Spark's own connector, which is not here"
             raise Misuse(f"{path}: {what}: add its jar, or run batches with [memory]", path=path) from error
@@ -371,7 +375,7 @@ def is_table_name(text: str) -> bool:
 @contextmanager
 def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str, dict[str, str]]]:
     """The format as Spark calls it, and its options; errors of Spark inside become one clear line."""
-    is_pattern = any(char in source.path for char in "*?[{")
+    is_pattern = objects.PATTERN.search(source.path) is not None
     is_path = source.path and source.format not in (TABLE, *PACKAGES) and "://" not in source.path and not is_pattern
     is_stored = "://" in source.path and not is_pattern and not opens(spark, objects.scheme_of(source.path))
     if (is_path or (is_stored and _FORMATS.get(source.format, source.format) in _FILES)) and not Place(
@@ -386,10 +390,10 @@ def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str
     except AnalysisException as error:
         raise Misuse(f"{what}: {first_line(error)}", path=source.path, format=source.format) from error
     except Py4JJavaError as error:  # such as a format that is not there
-        message = str(error.java_exception.getMessage()).splitlines()[0]
+        message = str(error.java_exception.getMessage() or first_line(error)).splitlines()[0]
         raise Misuse(f"{what}: {message}", path=source.path, format=source.format) from error
     except PySparkException as error:
-        if "DATA_SOURCE_NOT_FOUND" in str(error):  # of Spark Connect
+        if _lacks_connector(error):  # of Spark Connect
             raise Misuse(f"{what}: {first_line(error)}", path=source.path, format=source.format) from error
         raise OSError(f"{what}: {first_line(error)}") from error
 
@@ -728,10 +732,7 @@ class JsonTable:
         parsed = F.from_json(F.col(VALUE), schema, {**own, **STRICT, **NAMED}).cast(by_position)
         others = [F.col(quoted(name)) for name in lines.columns if name != VALUE]
         known = _is_one_object() & _has_distinct_keys() if SPARK >= (4, 0) else ~F.udf(_is_odd, "boolean")(VALUE)
-        is_sound = F.coalesce(known, F.lit(False))
-        rows = lines.select(
-            *others, F.col(VALUE), parsed.alias("row"), is_sound.alias("sound")
-        )  # fmt: skip
+        rows = lines.select(*others, F.col(VALUE), parsed.alias("row"), F.coalesce(known, F.lit(False)).alias("sound"))
         is_parsed = F.col("row").isNotNull() & F.col(f"row.{CORRUPT}").isNull()
         rows = rows.withColumn("sound", F.col("sound") & is_parsed)
         hidden = {name.lower() for name in lines.columns}

@@ -721,16 +721,13 @@ class AvroRecord:
                 records = [record if record is not None and fits(record) else None for record in records]
                 columns = pa.array([record or nothing for record in records], struct)
             corrupt = [
-                None if record is not None else _as_text(value) for record, value in zip(records, values, strict=True)
+                None if record is not None else "" if value is None else f"0x{value.hex().upper()}"
+                for record, value in zip(records, values, strict=True)
             ]
             own = [(name, batch.column(i)) for i, name in enumerate(batch.schema.names) if name != VALUE]
             fields = [(struct.field(i).name, column) for i, column in enumerate(columns.flatten())]
             named = [*own, *fields, (CORRUPT, pa.array(corrupt, pa.string()))]
             yield pa.RecordBatch.from_arrays([column for _, column in named], names=[name for name, _ in named])
-
-
-def _as_text(value: bytes | None) -> str:
-    return "" if value is None else f"0x{value.hex().upper()}"
 
 
 _AVRO: Final[Mapping[str, T.DataType]] = {

@@ -466,7 +466,7 @@ def write(df: DataFrame, url: str, partition_by: str | None = None) -> list[tupl
     ``partition_by``: a column whose values become folders ``column=value``; it is not in the files.
     """
     schema = T.StructType([field for field in df.schema if field.name != partition_by])
-    task = _Write(url, partition_by, _with_spark_schema(schema))
+    task = _Write(url, partition_by, arrow_schema(schema).with_metadata({_SPARK_SCHEMA: schema.json().encode()}))
     done = df.mapInArrow(task, "name string, size long, rows long").collect()
     files = sorted((str(name), int(size), int(count)) for name, size, count in done)
     if not files and partition_by is None:  # without any file the columns would not be known
@@ -475,10 +475,6 @@ def write(df: DataFrame, url: str, partition_by: str | None = None) -> list[tupl
     with target.open_output_stream(f"{path}/{LISTED}") as stream:
         stream.write(json.dumps(files).encode())
     return files
-
-
-def _with_spark_schema(schema: T.StructType) -> pa.Schema:
-    return arrow_schema(schema).with_metadata({_SPARK_SCHEMA: schema.json().encode()})
 
 
 class _Write:

@@ -138,7 +138,7 @@ class VersionLog:
             return Misuse(f"version {wanted} leaves a hole: {number} is the next", version=wanted)
         if there is None:
             return Misuse(
-                f"version {wanted} is published, and nobody can tell whether this source is the same: it is no files",
+                f"version {wanted} is published; whether from this source is unknown, as it is not made of files",
                 version=wanted,
             )
         missing = {file for file, version in read.items() if version == wanted} - there

@@ -60,7 +60,10 @@ class Writing:
             passing = passing.withColumn(VERDICT, F.coalesce(VERDICT, F.lit("")))
         ordered = publish.sorted_in_files(passing, *([VERDICT] if self.split else []))
         outcome = self._written(ordered)
-        files = {row["name"]: DataFile(row["name"], row["size"], row["footer"], self._common(row)) for row in outcome}
+        files = {
+            row["name"]: DataFile(row["name"], row["size"], row["footer"], row["verdict"] if self.split else None)
+            for row in outcome
+        }
         counts: dict[Answer, int] = {}
         for row in outcome:
             answer = Answer(Verdict(row["verdict"]), row["reason"])
@@ -77,9 +80,6 @@ class Writing:
         # Numbered, because mapInArrow fails on names such as a.b.
         numbered = rows.select(*(F.col(quoted(name)).alias(f"c{i}") for i, name in enumerate(rows.columns)))
         return numbered.mapInArrow(partial(self._write_task, rows.columns), _OUTCOME).collect()
-
-    def _common(self, row: Any) -> str | None:
-        return str(row["verdict"]) if self.split else None
 
     def _write_task(self, names: list[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write the rows of a task; runs in the task."""
