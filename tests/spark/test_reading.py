@@ -353,9 +353,16 @@ def test_the_end_of_a_query_that_set_a_file_aside_is_not_taken_for_that_of_the_n
     """Events of a query come after it has ended: here late enough to come in the middle of the next one."""
     put_good(tmp_path / "in", "jsonl")
     (tmp_path / "in" / "bad.jsonl").write_bytes(b"")
-    ended, progressed = Watcher.onQueryTerminated, Watcher.onQueryProgress
-    monkeypatch.setattr(Watcher, "onQueryTerminated", lambda self, event: (time.sleep(1.5), ended(self, event)))
-    monkeypatch.setattr(Watcher, "onQueryProgress", lambda self, event: (time.sleep(0.5), progressed(self, event)))
+
+    def late(seconds, handle):
+        def handle_late(watcher, event):
+            time.sleep(seconds)
+            handle(watcher, event)
+
+        return handle_late
+
+    monkeypatch.setattr(Watcher, "onQueryTerminated", late(1.5, Watcher.onQueryTerminated))
+    monkeypatch.setattr(Watcher, "onQueryProgress", late(0.5, Watcher.onQueryProgress))
     progress = stream(spark, tmp_path, "jsonl", bad_files="set_aside")
     assert (progress.batch, progress.rows, len(progress.set_aside)) == (0, 2, 1)
 
