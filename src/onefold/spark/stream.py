@@ -453,8 +453,7 @@ def _run(
     spark, checkpoint = df.sparkSession, Place(df.sparkSession, streaming.checkpoint)
     if has_executors(spark):
         require_libraries(spark, ["numpy", "pandas", "pyarrow"])
-    # Two tasks per core; a table gets many more.
-    spark.conf.set("spark.sql.shuffle.partitions", str(engine.partitions or 2 * cores(spark)))
+    spark.conf.set("spark.sql.shuffle.partitions", str(engine.partitions or 2 * cores(spark)))  # a table gets more
     if streaming.ordered_wait_ms is not None:  # report every trigger that finds nothing to do
         spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
     engine = replace(engine, partitions=None)
@@ -487,13 +486,12 @@ def _run(
     def go(trigger: str) -> Progress:
         rows = df
         while True:
-            writer = rows.writeStream.foreachBatch(each)
-            writer = _triggered(writer.option("checkpointLocation", str(checkpoint)), trigger)
+            writer = rows.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
             errors.clear()
             over.clear()
             watcher.begin()
             try:
-                _wait(writer.start(), asked, errors)
+                _wait(_triggered(writer, trigger).start(), asked, errors)
             except SetAside:  # start the batch again, by a query without these files
                 watcher.wait_for_end()
                 rows = files.table().transform(engine.shaped)
