@@ -165,7 +165,8 @@ def test_partitions_of_delta_stand_in_the_log_whatever_the_folders_say(tmp_path)
     assert rows(lakes.open_snapshot(str(tmp_path / "t"), "delta", {})) == table.to_pylist()
     write_deltalake(tmp_path / "t", table.slice(0, 1), mode="overwrite")
     assert len(rows(lakes.open_snapshot(str(tmp_path / "t"), "delta", {}))) == 1
-    assert len(rows(lakes.open_snapshot(str(tmp_path / "t"), "delta", {"versionAsOf": "0"}))) == 4
+    for option in ("versionAsOf", "versionasof"):
+        assert len(rows(lakes.open_snapshot(str(tmp_path / "t"), "delta", {option: "0"}))) == 4
 
 
 def delta(folder, columns, adds, *, features=(), configuration=None, reader=3):

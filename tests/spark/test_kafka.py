@@ -222,6 +222,24 @@ def test_what_is_latest_is_said_once_and_a_run_that_goes_on_reads_what_came_sinc
     assert names == ["late/0/2-3", "late/1/0-3", "late/2/0-3", "late/3/0-2", "late/4/0-6"]
 
 
+def test_offsets_that_name_the_start_bind_the_first_run_only(spark, broker, monkeypatch):
+    """Later the broker may have dropped those that were read, and partitions may have been added."""
+    broker.send("named", events(0, 16))
+    offsets = json.dumps({"named": dict.fromkeys("0123", 1)})
+    spec = source(broker, "named", value__schema=EVENTS, start=offsets)
+    before = [FileKey(file.path, file.size, 0) for file in listed(spark, spec, lambda: []) or ()]
+    assert [key.path for key in before] == [f"named/{n}/1-4" for n in range(4)]
+    broker.send("named", events(16, 2))
+    bounds = Cluster.kept
+    kept = {("named", 0): (3, 5), ("named", 4): (0, 6)}
+    monkeypatch.setattr(Cluster, "kept", lambda cluster: {**bounds(cluster), **kept})
+    names = [file.path for file in listed(spark, spec, lambda: before) or ()]
+    assert names == [*(key.path for key in before), "named/0/4-5", "named/1/4-5", "named/4/0-6"]
+    monkeypatch.setattr(Cluster, "kept", lambda cluster: {**bounds(cluster), ("named", 0): (5, 9)})
+    with pytest.raises(OSError, match="offsets 4 to 4 of partition 0 of named are gone"):
+        listed(spark, spec, lambda: before)
+
+
 def test_a_stream_whose_topic_was_made_anew_ends_at_its_next_look(broker):
     broker.send("anew", events(0, 8))
     reader = KafkaStreamReader({"kafka.bootstrap.servers": broker.servers, "subscribe": "anew"})

@@ -70,6 +70,9 @@ def test_a_snapshot_is_checked_and_compared_and_its_own_metadata_counts_the_rows
     assert [row["event_id"] for row in drift["shown"]["only_b"]] == ["e7"]
     before = told("diff", lake.delta, lake.iceberg, "--option-a", "versionAsOf=1", cwd=tmp_path)
     assert before["equal"]
+    for path, option in ((lake.delta, "timestampAsOf=2020-01-01"), (lake.iceberg, "branch=other")):
+        done = here("diff", path, path, "--option-a", option, cwd=tmp_path)
+        assert (done.returncode, "needs Spark's own" in done.stderr) == (2, True), done.stderr
 
 
 @pytest.mark.parametrize("format", ["delta", "iceberg"])

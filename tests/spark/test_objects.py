@@ -271,7 +271,7 @@ def test_of_two_who_publish_one_batch_one_is_told_and_a_folder_has_one_writer(s3
     [
         ("s3://not-there-at-all/in", {}, 2, "there is nothing at s3://not-there-at-all/in"),
         ("nope://bucket/in", {}, 2, "no file system of that scheme"),
-        ("s3://key:secret@messages/in", {}, 2, "belong into the environment"),
+        ("s3://key:secret@messages/in", {}, 2, "belong in the environment"),
         ("s3://messages/denied", {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, 3, "ACCESS_DENIED"),
         ("s3://messages/in", {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, 3, "Could not connect"),
         ("s3://messages/x.csv", {}, 2, "needs Spark's own connector"),
@@ -313,6 +313,10 @@ def test_lines_of_json_are_read_as_they_are_and_counted_without_the_reader(s3, t
     assert (document["manifest"]["rows"], document["manifest"]["blank"]) == (6, 1)
     (pair,) = document["copies"]["from"]
     assert (pair["first"], pair["copy"]) == ("a.json", "a.json")
+    torn = f"s3://{BUCKET}/{folder}/day=1/a.json"
+    words = ("--format-a", "json", "--format-b", "json")
+    done = here("diff", torn, torn, *words, cwd=tmp_path)  # nothing could be said of lines that have no columns
+    assert (done.returncode, "2 lines are not one JSON object each" in done.stderr) == (3, True), done.stderr
 
 
 def test_a_put_whose_answer_is_lost_is_known_again_as_ones_own(s3):

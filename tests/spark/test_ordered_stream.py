@@ -242,7 +242,7 @@ def test_held_rows_that_are_lost_or_of_other_columns_end_the_stream(bench):
         with pytest.raises(error, match=words):
             bench.run(HOUR)
     document.unlink()
-    with pytest.raises(BadInput, match="what batch 0 held back is not known"):
+    with pytest.raises(BadInput, match="what batch 0 held back is lost"):
         bench.run(HOUR)
     document.write_text(told)
     assert bench.run(HOUR).held == 7

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import re
+import time
 
 import pyarrow as pa
 import pyarrow.orc as orc
@@ -17,7 +18,9 @@ from onefold.spark import run as jobs
 from onefold.spark.audits import AuditFailed
 from onefold.spark.chains import ChainsEngine
 from onefold.spark.columns import ChainColumns
+from onefold.spark.files import Manifest, SourceFile
 from onefold.spark.ingest import SourceSpec
+from onefold.spark.stream import Watcher
 from tests.lib.reading import (
     BAD_FILES,
     DEVICES,
@@ -153,6 +156,24 @@ def test_csv_options_still_work_and_say_what_they_keep_from_being_counted(spark,
         run(spark, tmp_path / "notes.csv", tmp_path / "not", format="csv", options={"mode": "DROPMALFORMED"})
 
 
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [("csv", "device,ts,value\na,1,x\nb,2\n"), ("jsonl", '{"device": "a", "ts": 1}\n{"device": "b"\n')],
+)
+def test_a_row_that_was_cut_short_is_malformed_whatever_the_session_calls_its_column(spark, tmp_path, format, text):
+    (tmp_path / f"x.{format}").write_text(text)
+    name = "spark.sql.columnNameOfCorruptRecord"
+    spark.conf.set(name, "bad")
+    try:
+        for options in ({}, {"allowSingleQuotes": "true"} if format == "jsonl" else {"comment": "#"}):
+            rows, _ = read(spark, tmp_path / f"x.{format}", format, options=options)
+            assert sorted(row["reason"] for row in rows) == ["malformed", "new_chain"]
+    finally:
+        spark.conf.unset(name)
+    with pytest.raises(Misuse, match="columnNameOfCorruptRecord is 'bad', but malformed rows are always kept in _corr"):
+        read(spark, tmp_path / f"x.{format}", format, options={"columnNameOfCorruptRecord": "bad"})
+
+
 @pytest.mark.parametrize("write", [pq.write_table, orc.write_table], ids=["parquet", "orc"])
 def test_a_column_that_only_some_files_have_is_kept(spark, tmp_path, write):
     format = "parquet" if write is pq.write_table else "orc"
@@ -258,6 +279,12 @@ def meddling(spark, tmp_path, change):
     return jobs.run(spark, source, DEVICES, str(tmp_path / "out"), say=say)
 
 
+def test_a_manifest_takes_any_name_of_a_file():
+    names = ("a\u2028b", "a\x85b", "a\nb", "a:/b", os.fsdecode(b"\xff"))
+    manifest = Manifest(tuple(SourceFile(f"file:/in/{name}", 1, 1, rows=1) for name in sorted(names)))
+    assert Manifest.from_lines(manifest.lines()) == manifest
+
+
 def test_a_reader_that_loses_rows_is_convicted_and_the_file_is_named(spark, tmp_path):
     with pytest.raises(AuditFailed, match=r"/in/2\.jsonl holds 3 rows, 1 were read"):
         meddling(spark, tmp_path, lambda file: file.write_text(GOOD[0] + "\n"))
@@ -283,6 +310,12 @@ def test_lines_are_counted_the_same_in_whatever_pieces_they_come(pieces, size):
     lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
     lines = lines[:-1] if lines[-1] == b"" else lines
     assert counted(chunks, b" \t") == (len(lines), sum(1 for line in lines if line.strip(b" \t")))
+
+
+def test_a_stream_of_json_lines_refuses_to_fail_fast_which_it_could_not_do(spark, tmp_path):
+    put_good(tmp_path / "in", "jsonl")
+    with pytest.raises(Misuse, match='mode is "FAILFAST", but a stream rejects malformed lines'):
+        stream(spark, tmp_path, "jsonl", options={"mode": "FAILFAST"})
 
 
 def test_an_odd_line_in_a_stream_is_rejected_with_its_text_also_in_a_file_that_comes_later(spark, tmp_path):
@@ -314,6 +347,24 @@ def test_files_that_cannot_be_read_end_a_stream_by_name_at_every_start_until_the
         assert sorted(file["path"].rpartition("/")[2] for file in progress.set_aside) == [name for name, *_ in bad]
         assert progress.tally.received == 2
     assert len(streamed(tmp_path)) == 2
+
+
+def test_the_end_of_a_query_that_set_a_file_aside_is_not_taken_for_that_of_the_next(spark, tmp_path, monkeypatch):
+    """Events of a query come after it has ended: here late enough to come in the middle of the next one."""
+    put_good(tmp_path / "in", "jsonl")
+    (tmp_path / "in" / "bad.jsonl").write_bytes(b"")
+
+    def late(seconds, handle):
+        def handle_late(watcher, event):
+            time.sleep(seconds)
+            handle(watcher, event)
+
+        return handle_late
+
+    monkeypatch.setattr(Watcher, "onQueryTerminated", late(1.5, Watcher.onQueryTerminated))
+    monkeypatch.setattr(Watcher, "onQueryProgress", late(0.5, Watcher.onQueryProgress))
+    progress = stream(spark, tmp_path, "jsonl", bad_files="set_aside")
+    assert (progress.batch, progress.rows, len(progress.set_aside)) == (0, 2, 1)
 
 
 def test_a_csv_file_with_another_header_ends_a_stream_by_name_or_is_set_aside(spark, tmp_path):

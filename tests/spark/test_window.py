@@ -224,6 +224,12 @@ def test_misuse_is_named_before_a_row_is_read(spark, options, said):
         advise_window(df, **options)
 
 
+def test_a_table_without_rows_needs_no_window(spark):
+    df = spark.createDataFrame([], "id string, ts long, came long")
+    advice = advise_window(df, key="id", time="ts", order="came", engine="ids")
+    assert (advice.rows, advice.recommended, advice.late) == (0, None, None)
+
+
 def test_a_table_of_nothing_but_times_has_no_ids(spark):
     with pytest.raises(Misuse, match="no column beside 'arrival'"):
         WindowColumns().id(spark.createDataFrame([], "arrival long"))

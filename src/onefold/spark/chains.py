@@ -3,7 +3,7 @@
 The rows of a chain meet in one task (a shuffle by the chain's key). There, six integers per row cross to Python in
 Arrow batches, are put in the order of judgement and judged; one byte per row comes back and becomes the two columns.
 The wide row itself stays in the JVM. With a memory, the chains that a batch touches become a bank, and are kept as
-records of their heads and gaps. How it is done is in `host`; what it takes to hold rows back, in `in_order`.
+records of their heads and gaps. `host` does all this; `in_order` holds rows back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from onefold.tally import Tally
 
 JUMP_MAX_MS = 900_000
-"""A quarter of an hour: more than clocks that are set at all are off, less than a mistaken year, day or unit."""
+"""A quarter of an hour: more than clocks that are set are ever off, less than a mistaken year, day or unit."""
 
 
 def judge_chains(
@@ -53,10 +53,10 @@ def judge_chains(
     ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
     sorted on disk.
 
-    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
-    ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``idle_ms``, after how long
-    without a message a chain gives up its gaps; ``state_rows_max``, how many chains a bucket remembers, beyond which
-    messages of new chains are UNSURE; ``buckets``, into how many parts the memory is split.
+    ``memory``: the folder of the memory. A stream needs one; a table with a memory needs its ``version``, one above the
+    last (in ``foreachBatch``, the number of the batch). Options of the memory: ``idle_ms``, after how long without a
+    message a chain gives up its gaps; ``state_rows_max``, how many chains a bucket remembers, beyond which messages of
+    new chains are UNSURE; ``buckets``, into how many parts the memory is split.
     """
     engine = ChainsEngine(
         columns=columns or ChainColumns(), gap_count_max=gap_count_max, floor=floor, jump_max_ms=jump_max_ms,
@@ -87,7 +87,7 @@ class ChainsEngine(Engine):
     @classmethod
     def configured(cls, judge: Judge, *, strategy: str, partitions: int | None) -> ChainsEngine:
         columns: dict[str, Any] = named_like(ChainColumns, judge)
-        # A name that is the default is the usual one, which a source may lack: run.json writes out what was left open.
+        # A name equal to the default may be missing in the source: run.json writes out defaults too.
         for role in ("sequence", "previous_timestamp", "previous_sequence", "arrival"):
             if columns[role] == (usual := getattr(ChainColumns(), role)):
                 columns[role] = usual
@@ -116,7 +116,7 @@ class ChainsEngine(Engine):
         names, key = self.columns, [F.col(quoted(name)) for name in self.key]
         read = readings(df, [names.timestamp, names.previous_timestamp, names.arrival])
         numbers = packed(df.withColumns(read) if read else df, names, self.jump_limit())
-        # Of a time, the order has seen the microseconds only: it is part of the tie too.
+        # The order uses only the microseconds of a time, so a time is part of the tie too.
         ordered = {n for role, n in names.named if role == "key" or isinstance(df.schema[n].dataType, WHOLE)}
         columns = (
             F.xxhash64(*key),
@@ -217,7 +217,7 @@ class ChainsEngine(Engine):
 def recalled(
     bucket: Bucket, rows: KeyColumns, settings: ChainSettings, options: MemoryOptions, now_ms: int
 ) -> tuple[ChainBank, KeyRecords | None]:
-    """What a bucket knows of the chains of these rows: as a bank, and as it was kept. `remember` it afterwards."""
+    """The chains of these rows that a bucket remembers: as a bank, and as records. Call `remember` afterwards."""
     key, check = rows.key, rows.key_check
     first = np.concatenate(([True], (key[1:] != key[:-1]) | (check[1:] != check[:-1])))[: len(key)]
     entries = bucket.find(CHAINS, key[first], check[first])
@@ -236,7 +236,7 @@ def remember(
     values: Mapping[str, Int64s] | None = None,
     lists: Mapping[str, ItemLists] | None = None,
 ) -> None:
-    """Keep what a bank knows by now, with further values of each of its chains."""
+    """Write a bank back to its bucket, with further values and lists of its chains."""
     _count(bucket.figures, bank, 1)
     chains, gaps = bank.chains, bank.gaps
     own = {"head": chains.head, "heard": chains.heard_ms, "forgotten": chains.forgotten}
@@ -247,7 +247,7 @@ def remember(
 
 
 def without_idle(records: KeyRecords, figures: dict[str, int], options: MemoryOptions, now_ms: int) -> KeyRecords:
-    """Chains that were not heard from for long need not be asked for to give up their gaps: it makes them small."""
+    """The records without the gaps of idle chains, which makes them smaller."""
     if options.idle_ms is None:
         return records
     bank = ChainBank(**columns_of(records))
@@ -261,7 +261,7 @@ def without_idle(records: KeyRecords, figures: dict[str, int], options: MemoryOp
 
 
 def columns_of(records: KeyRecords) -> dict[str, Any]:
-    """What a bank is made of."""
+    """The arguments of a `ChainBank`, from records."""
     counts, (lower, upper) = records.lists["gaps"]
     values = (records.values[name] for name in ("head", "heard", "forgotten"))
     owner = np.repeat(np.arange(len(counts)), counts)

@@ -2,13 +2,12 @@
 
 Numbers are whole-number columns, decimals that are whole, or text that is parsed row by row. Times are all of these
 (the unit is the user's, milliseconds where it matters), or timestamps, timestamps without a zone (taken as UTC), dates,
-or ISO 8601 text (without a zone: UTC). The session's time zone never matters. A value that is none of these is its
-row's problem, and the row is refused with a reason; a type that can hold none is a mistake of the caller, found before
-a single row is read.
+or ISO 8601 text (without a zone: UTC). The session's time zone never matters. A row with any other value is refused
+with a reason; a column type that cannot hold such values is a mistake of the caller, found before any row is read.
 
-`packed` says of a chain's row what can be said without any memory: is its key whole, its number a number, its time
-believable? The result is one integer per row: the packed number, or, for a row that is refused here, the negative
-integer that stands for the reason (see `chains.columns`). All of it is native column logic.
+`packed` checks what can be checked of a chain's row without a memory: is its key complete, its number a number, its
+time plausible? The result is one integer per row: the packed number, or, for a refused row, the negative integer of the
+reason (see `chains.columns`). All of it is native column logic.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ TIME = (*STAMPS, T.DateType)
 RANGE_ENDS: Final = ("lower_timestamp", "lower_sequence", "upper_timestamp", "upper_sequence")
 """The columns of the missing ranges beside the key."""
 CORRUPT: Final = "_corrupt_record"
-"""Where Spark's readers put the text of a row that they could not read."""
+"""The column with the text of a row that could not be read."""
 OURS: Final = ("_onefold_", "__onefold_")
-"""What the names of columns begin with that are added on the way, and taken off again."""
+"""Prefixes of the columns that are added temporarily."""
 
 DAY_MS: Final = 86_400_000
 _LONG_MAX: Final = (1 << 63) - 1
@@ -55,7 +54,7 @@ _ZONE: Final = " ?(Z|[+-][0-9]{1,2}(:?[0-9]{2})?|[A-Za-z][A-Za-z0-9_+/:-]*)$"
 
 
 class Columns(Protocol):
-    """A table as far as its columns go: a DataFrame, or what is known of one before there is Spark."""
+    """The columns of a table: a DataFrame, or what is known of one without Spark."""
 
     @property
     def columns(self) -> list[str]: ...
@@ -80,13 +79,13 @@ def no_number(name: str, role: str, example: str) -> Misuse:
 
 
 class Usual(str):
-    """The usual name of a column: a table that has none of this name has no such column, which is no mistake."""
+    """A default name of a column: a table may lack it."""
 
     __slots__ = ()
 
 
 class Computed(str):
-    """The name of a column that is made from others, by an expression."""
+    """The name of a column that is computed by an expression."""
 
     __slots__ = ("column",)
     column: Column
@@ -100,22 +99,22 @@ class Computed(str):
 
 
 class RoleColumns:
-    """Columns of a table by what they are for: a field is a role, and holds the name of a column, several, or None.
+    """Columns of a table by role: a field is a role, and holds the name of a column, several, or None.
 
-    A dataclass below says of which type the columns of each role must be.
+    Subclasses are dataclasses that say which types the columns of each role may have.
     """
 
     __slots__ = ()
 
     key_role: ClassVar[str]
-    """The role whose columns name a message or its chain: at least one column must have it."""
+    """The role whose columns identify a message or its chain: at least one column must have it."""
     plain: ClassVar[tuple[str, ...]]
     """Roles that may hold any plain value."""
     times: ClassVar[tuple[str, ...]]
-    """Roles that hold times. All others, but for plain ones, must be whole numbers."""
+    """Roles that hold times or whole numbers; all roles that are not listed must be whole numbers."""
     required: ClassVar[tuple[str, ...]]
     ranged: ClassVar[str | None] = None
-    """The role whose columns stand beside the ends of missing ranges."""
+    """The role whose columns are beside the ends of missing ranges."""
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]
@@ -140,7 +139,7 @@ class RoleColumns:
         return [(role, name) for role, names in several for name in names if name is not None]
 
     def of(self, df: Columns) -> Self:
-        """The same, in the table's own spelling; a column that it does not have stays as it is."""
+        """The same columns, spelled as in this table; a column that it lacks is unchanged."""
         own = {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
         spelled = {
             role: tuple(_spelling(df, name) for name in names) if isinstance(names, tuple) else _spelling(df, names)
@@ -150,10 +149,10 @@ class RoleColumns:
         return replace(self, **spelled)  # type: ignore[type-var]
 
     def beside(self, df: Columns) -> dict[str, Field | Computed]:
-        """What is named and no column yet, by the names that they have here: fields of structs, and expressions."""
+        """The named fields of structs and expressions, which are no columns yet, by name."""
         added: dict[str, Field | Computed] = {}
         for _, name in self.of(df).named:
-            if name in df.columns or in_any_case([*added], name) is not None:  # one column to Spark
+            if name in df.columns or in_any_case([*added], name) is not None:  # the same column to Spark
                 continue
             if isinstance(name, Computed):
                 added[name] = name
@@ -162,7 +161,7 @@ class RoleColumns:
         return added
 
     def added_to(self, df: DataFrame) -> DataFrame:
-        """The table with what is named in it and is no column yet."""
+        """The table with the named fields of structs and expressions added as columns."""
         added = {
             name: each.column if isinstance(each, Computed) else F.col(each.path)
             for name, each in self.beside(df).items()
@@ -170,18 +169,18 @@ class RoleColumns:
         return df.withColumns(added) if added else df
 
     def fitted(self, df: DataFrame) -> tuple[DataFrame, Self]:
-        """The table with all that is named, and the columns in its spelling; `Misuse` as `check` has it."""
+        """The table with all named columns, and their names in its spelling; raises `Misuse` as `check` does."""
         df = self.added_to(df)
         self.check(df)
         return df, self.of(df)
 
     def types(self, df: Columns) -> dict[str, T.DataType]:
-        """The types of all columns, and of fields that are named; of an expression it is known when it is added."""
+        """The types of all columns and named fields; that of an expression is not known until it is added."""
         fields = {name: each.kind for name, each in self.beside(df).items() if isinstance(each, Field)}
         return {**{field.name: field.dataType for field in df.schema.fields}, **fields}
 
     def check(self, df: Columns) -> None:
-        """Raise `Misuse` that names the column if one is missing or of a type that cannot be what it should be."""
+        """Raise `Misuse` that names the column if one is missing or of a wrong type."""
         types = self.types(df)
         for role, name in self.of(df).named:
             if isinstance(name, Computed):
@@ -211,19 +210,19 @@ class RoleColumns:
 
 
 def listed(names: Names) -> list[str]:
-    """One column alone, which everybody writes first, or several, as a list of names; an expression has one, too."""
+    """One column or several as a list of names; an expression gets a name too."""
     several: Any = [names] if isinstance(names, str) or _is_column(names) else names
     return [Computed.of(name) if _is_column(name) else name for name in several]
 
 
 def _is_column(value: object) -> bool:
-    return type(value).__name__ == "Column"  # before Spark 4 that of Connect was another class
+    return type(value).__name__ == "Column"  # before Spark 4, Connect had a Column class of its own
 
 
 def _spelling(df: Columns, name: str) -> str:
-    """A column as the table spells it: exactly so, else in any case."""
+    """A column as the table spells it: an exact match, else one that ignores case."""
     if name in df.columns:
-        return str(name) if isinstance(name, Computed) else name  # an expression does not travel to tasks
+        return str(name) if isinstance(name, Computed) else name  # an expression cannot be pickled into tasks
     own = None if isinstance(name, Computed) else in_any_case(df.columns, name)
     return name if own is None else own
 
@@ -239,7 +238,7 @@ class Field(NamedTuple):
 
 
 def _field(kind: T.DataType, parts: Sequence[str]) -> Field | None:
-    """A field inside of structs, by the names on the way to it, in any case; None: there is none."""
+    """A field of nested structs by its path, ignoring case; None: there is none."""
     path: list[str] = []
     for part in parts:
         names = kind.names if isinstance(kind, T.StructType) else []
@@ -253,7 +252,7 @@ def _field(kind: T.DataType, parts: Sequence[str]) -> Field | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyColumns(RoleColumns):
-    """Columns that are named for any purpose: some of the table's, fields of structs, expressions."""
+    """Columns without roles: of the table, fields of structs, expressions."""
 
     name: tuple[str, ...] = ()
 
@@ -267,7 +266,7 @@ class AnyColumns(RoleColumns):
         return all(df.columns.count(name) == 1 or name in beside for name in self.of(df).name)
 
     def put_into(self, df: DataFrame) -> DataFrame:
-        """A table that has them, with these columns under these names."""
+        """The table, with these columns under the names given here."""
         df = self.added_to(df)
         spelled = {own: name for own, name in zip(self.of(df).name, self.name, strict=True) if own != name}
         return df.withColumnsRenamed(spelled) if spelled else df
@@ -275,7 +274,7 @@ class AnyColumns(RoleColumns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainColumns(RoleColumns):
-    """The names of the columns; None says that there is no such column, and so does a default that a table lacks.
+    """The names of the columns; None: there is no such column. A default name that a table lacks counts as None.
 
     >>> ChainColumns(key="device", timestamp="ts", sequence=None, arrival="received").key
     ('device',)
@@ -284,11 +283,11 @@ class ChainColumns(RoleColumns):
     key: tuple[str, ...] = ("stream", "partition", "publisher", "chain")
     """Together they name the chain; plain values of any type, not arrays, structs or maps."""
     timestamp: str = "timestamp"
-    """Milliseconds, or a time. Of a time, what lies below the millisecond takes the place of the sequence."""
+    """Milliseconds, or a time. The part of a time below the millisecond takes the place of the sequence."""
     sequence: str | None = Usual("sequence")
-    """None: every sequence is 0, or what the time has below its millisecond."""
+    """None: every sequence is 0, or the part of the time below the millisecond."""
     previous_timestamp: str | None = Usual("previous_timestamp")
-    """None: no message names its previous one, so each is only compared with the newest."""
+    """None: messages do not name their previous ones, so each is only compared with the newest."""
     previous_sequence: str | None = Usual("previous_sequence")
     arrival: str | None = Usual("arrival")
     """The order of judgement. Null comes before all times. None: rows are judged in the order of their numbers."""
@@ -299,20 +298,20 @@ class ChainColumns(RoleColumns):
     required = ("key", "timestamp")
 
     def of(self, df: Columns) -> ChainColumns:
-        """The columns that this table has: those that were left at their defaults and are not there are None."""
+        """The columns that this table has: defaults that it lacks become None."""
         spelled = super(ChainColumns, self).of(df)
         present = set(df.columns)
         absent = {role for role, name in spelled.named if isinstance(name, Usual) and name not in present}
         is_whole = self.sequence is not None and self.previous_timestamp is not None
         if is_whole and {"sequence", "previous_timestamp"}.isdisjoint(absent):
-            absent.discard("previous_sequence")  # half of what the previous number is: taking it for 0 would be a guess
+            absent.discard("previous_sequence")  # half of the previous number: taking it for 0 would be a guess
         none: dict[str, Any] = dict.fromkeys(absent)
         return replace(spelled, **none)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerColumns(RoleColumns):
-    """The names of the columns; None says that there is no such column.
+    """The names of the columns; None: there is no such column.
 
     >>> ProducerColumns(producer=("topic", "pid"), sequence="seq", order="offset", payload=("value",)).producer
     ('topic', 'pid')
@@ -322,13 +321,13 @@ class ProducerColumns(RoleColumns):
     """Together they name the producer; plain values of any type, not arrays, structs or maps."""
     sequence: str = "sequence"
     order: str | None = None
-    """The order of judgement, such as the offset in the log, or a time. Null comes before all others. None: rows are
-    judged in the order of their sequences."""
+    """The order of judgement, such as the offset in the log, or a time. Null comes first. None: rows are judged in the
+    order of their sequences."""
     time: str | None = None
     """When the producer made the message, the same for all copies: where the sequence falls and the time rises, the
-    counter of the producer restarted. None: it never does."""
+    counter of the producer restarted. None: counters never restart."""
     epoch: str | None = None
-    """A row whose epoch is below that of an earlier one comes from a zombie. Null or negative: it has none."""
+    """A row whose epoch is below that of an earlier row comes from a zombie. Null or negative: no epoch."""
     payload: tuple[str, ...] = ()
     """The content: two rows of one sequence that differ in it contradict each other. Empty: this is not checked."""
 
@@ -340,7 +339,7 @@ class ProducerColumns(RoleColumns):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceptionColumns(RoleColumns):
-    """The names of the columns; None says that there is no such column. They are by default those of `receptions`.
+    """The names of the columns, by default those of `receptions`; None: there is no such column.
 
     >>> ReceptionColumns(frame=("dev_addr", "fcnt", "mic"), station="gateway", kind=None).frame
     ('dev_addr', 'fcnt', 'mic')
@@ -357,9 +356,9 @@ class ReceptionColumns(RoleColumns):
     fcnt: str | None = "fcnt"
     """The device's counter, of 16 or 32 bits. None: nothing can be known to be missing."""
     device: tuple[str, ...] = ("device",)
-    """Together they name the device: the same one for every reception of a frame. The frame that it had counted last
-    is known beyond the expiry, and its counters are looked through for what is missing. Empty: they are not, and each
-    frame is known for ever."""
+    """Together they name the device: the same one for every reception of a frame. Its last counted frame is known
+    beyond the expiry, and its counters are searched for missing ones. Empty: they are not, and each frame is known for
+    ever."""
 
     key_role, ranged = "frame", "device"
     plain = ("frame", "station", "kind", "device")
@@ -368,29 +367,29 @@ class ReceptionColumns(RoleColumns):
 
 
 def collation(kind: T.DataType) -> str | None:
-    """The collation of a column of text, by which values can be equal that have other bytes; None: there is none."""
+    """The collation of a text column, by which values with different bytes can be equal; None: there is none."""
     name = getattr(kind, "collation", None)
     return None if name in (None, "UTF8_BINARY") else str(name)
 
 
 def refuse_ours(df: DataFrame) -> None:
-    """Refuse a table with a column whose name begins as those that are added on the way."""
+    """Refuse a table with a column whose name has one of our prefixes."""
     for name in df.columns:
         if name.lower().startswith(OURS):
             raise Misuse(f"there is a column {name!r}: rename it, such names are added on the way", column=name)
 
 
 class Moment(NamedTuple):
-    """What a column of times says; null where it says nothing, or nothing that is a time."""
+    """The value of a time column; null if the cell is null or no time."""
 
     ms: Column
     """Milliseconds since 1970, rounded down; of whole numbers the number, whatever its unit."""
     below: Column | None
-    """The nanoseconds beyond that, from 0 to 999,999. None: of such a column there are none."""
+    """The nanoseconds below the millisecond, from 0 to 999,999. None: this type of column has none."""
 
 
 def whole(df: DataFrame, name: str) -> Column:
-    """The column as a long; null where it holds none."""
+    """The column as a long; null where it is not a whole number."""
     column, kind = F.col(quoted(name)), df.schema[name].dataType
     if isinstance(kind, EXACT):
         return F.when(column % 1 == 0, try_cast(F.floor(column), "long"))
@@ -398,7 +397,7 @@ def whole(df: DataFrame, name: str) -> Column:
 
 
 def moment(df: DataFrame, name: str) -> Moment:
-    """What the column says as a time; where `readings` were added to the table, as they say."""
+    """The column as a time; uses the parsed columns of `readings` if they were added to the table."""
     column, kind = F.col(quoted(name)), df.schema[name].dataType
     if isinstance(kind, TEXT):
         return (_Written.added(name) if _Written.name(name, 0) in df.columns else _Written.of(column)).moment
@@ -411,18 +410,18 @@ def moment(df: DataFrame, name: str) -> Moment:
 
 
 def readings(df: DataFrame, names: Iterable[str | None]) -> dict[str, Column]:
-    """What to add to a table before `moment` is asked for these columns many times over: text is then parsed once."""
+    """Columns to add to a table before `moment` is called repeatedly for these columns, so that text is parsed once."""
     texts = [name for name in names if name is not None and isinstance(df.schema[name].dataType, TEXT)]
     return {_Written.name(name, i): part for name in texts for i, part in enumerate(_Written.of(F.col(quoted(name))))}
 
 
 def written_moment(text: Column) -> Moment:
-    """What a text says as a time: a whole number is milliseconds, all else must be ISO 8601."""
+    """A text as a time: a whole number is milliseconds, anything else must be ISO 8601."""
     return _Written.of(text).moment
 
 
 class _Written(NamedTuple):
-    """What a text says: a whole number, or an instant and the nanoseconds that it has beyond microseconds."""
+    """A parsed text: a whole number, or an instant and its nanoseconds below the microsecond."""
 
     number: Column
     at: Column
@@ -430,10 +429,10 @@ class _Written(NamedTuple):
 
     @classmethod
     def of(cls, text: Column) -> _Written:
-        text = F.trim(text.cast(T.StringType()))  # without a collation, for which regular expressions need not work
+        text = F.trim(text.cast(T.StringType()))  # without a collation, which regular expressions may not support
         number = try_cast(text, "long")
         finer = F.rpad(F.regexp_extract(text, "[.][0-9]{6}([0-9]{1,3})", 1), 3, "0").cast("long")
-        # ISO 8601 as Spark reads it, with seconds and a zone; else null: Spark would also take a lone clock.
+        # ISO 8601 as Spark reads it, with seconds and a zone; else null: Spark would also accept a time without a date.
         zoned = (
             F.when(text.rlike(_SECONDS + _ZONE), text)
             .when(text.rlike(_SECONDS + "$"), F.concat(text, F.lit("Z")))
@@ -466,8 +465,8 @@ def milliseconds(df: DataFrame, name: str) -> Column:
 def in_order(df: DataFrame, name: str) -> Column:
     """The column as longs in the order of its times, to the microsecond; null where it holds no time.
 
-    Whole numbers are as they are. In text they may stand beside times, and are brought to microseconds: up to 2^43,
-    beyond which they go on by ones, so that nothing overflows and numbers of any unit keep their order.
+    Whole numbers are unchanged. In text they may occur beside times, and are converted to microseconds: up to 2^43,
+    beyond which they continue by ones, so that nothing overflows and numbers of any unit keep their order.
     """
     column, kind = F.col(quoted(name)), df.schema[name].dataType
     if isinstance(kind, STAMPS):
@@ -482,8 +481,7 @@ def in_order(df: DataFrame, name: str) -> Column:
 
 
 def ordered_time(df: DataFrame, name: str, value: Column) -> Column:
-    """What `in_order` made of a time of this column, back: of the type of the column if it is one of times, else
-    milliseconds."""
+    """The inverse of `in_order`: a time of the column's type if it is one of times, else milliseconds."""
     kind, unit = df.schema[name].dataType, unit_of(df, name)
     if isinstance(kind, STAMPS):
         below = F.pmod(value, F.lit(1000))
@@ -496,20 +494,20 @@ def ordered_time(df: DataFrame, name: str, value: Column) -> Column:
 
 
 def unit_of(df: DataFrame, name: str) -> Literal["ms", "us", "text"]:
-    """What `in_order` makes of the times of a column: milliseconds, microseconds, or either as a text tells."""
+    """The unit of `in_order` for a column: milliseconds, microseconds, or, for text, either."""
     kind = df.schema[name].dataType
     return "us" if isinstance(kind, STAMPS) else "text" if isinstance(kind, TEXT) else "ms"
 
 
 def no_time(df: DataFrame, name: str) -> Column | None:
-    """Whether the column holds a value that is no time; None: it is of a type whose values all are."""
+    """Whether the column holds a value that is no time; None: all values of its type are times."""
     if not isinstance(df.schema[name].dataType, (*TEXT, *EXACT)):
         return None
     return F.col(quoted(name)).isNotNull() & milliseconds(df, name).isNull()
 
 
 def as_time(ms: Column, nanos: Column | None, kind: T.DataType) -> Column:
-    """A moment as a value of a type that holds times; ``nanos``: what lies below the millisecond."""
+    """A moment as a value of a time type; ``nanos``: the part below the millisecond."""
     if isinstance(kind, T.DateType):
         return F.date_from_unix_date(F.call_function("div", ms, F.lit(DAY_MS)).cast("int"))
     below = F.lit(0).cast("long") if nanos is None else F.call_function("div", nanos, F.lit(1000))
@@ -518,7 +516,7 @@ def as_time(ms: Column, nanos: Column | None, kind: T.DataType) -> Column:
 
 
 def told(df: DataFrame, name: str) -> Column:
-    """A value as JSON can have it: numbers and text as they are, times in ISO 8601, bytes in hex, all else as text."""
+    """A value for JSON: numbers and text unchanged, times in ISO 8601, bytes in hex, anything else as text."""
     column, kind = F.col(quoted(name)), df.schema[name].dataType
     if isinstance(kind, STAMPS):
         micros = F.unix_micros(_instant(column, kind))
@@ -540,7 +538,7 @@ def cut_text(df: DataFrame, name: str, chars_max: int) -> Column:
 
 
 def _instant(column: Column, kind: T.DataType) -> Column:
-    """A timestamp; one without a zone is taken as UTC, whatever the session's zone is, which a cast would go by."""
+    """A timestamp; one without a zone is taken as UTC, while a cast would use the session's time zone."""
     if isinstance(kind, T.TimestampType):
         return column
     return F.timestamp_micros(F.call_function("div", column - _epoch(), _microsecond()))
@@ -563,7 +561,7 @@ def _within(value: Column, bound: int) -> Column:
 
 
 def quoted(name: str) -> str:
-    """The name as Spark must see it, so that dots and spaces are part of it."""
+    """The name in backticks, so that dots and spaces are part of it."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -576,7 +574,7 @@ class Packed(NamedTuple):
 
 
 def packed(df: DataFrame, columns: ChainColumns, jump_max_ms: int | None) -> Packed:
-    """The packed numbers of every row; ``number`` is negative where the row is refused."""
+    """The packed numbers of every row; ``number`` is negative if the row is refused."""
     own = _Parts.of(df, columns.timestamp, columns.sequence)
     before = None
     if columns.previous_timestamp is not None:
@@ -586,14 +584,14 @@ def packed(df: DataFrame, columns: ChainColumns, jump_max_ms: int | None) -> Pac
     number, none = own.packed(fine), F.lit(NO_PREVIOUS).cast("long")
     previous = none if before is None else F.coalesce(before.packed(fine), none)
     bad = own.not_natural
-    if before is not None:  # half a previous number, or one that is not a number, is no number
+    if before is not None:  # half a previous number, or one that does not parse, is malformed
         names = [name for name in (columns.previous_timestamp, columns.previous_sequence) if name is not None]
         bad |= _any([F.col(quoted(name)).isNotNull() for name in names]) & before.not_natural
     finer = [] if fine else [part.time.below > 0 for part in parts if part.time.below is not None]
     jumps = None
     if jump_max_ms is not None and columns.arrival is not None:
         arrival = milliseconds(df, columns.arrival)
-        # An arrival before all time must not overflow, which would end the job.
+        # An absurdly early arrival must not overflow, which would end the job.
         bounded = F.when(arrival < -TIMESTAMP_MAX, F.lit(-TIMESTAMP_MAX)).otherwise(arrival)
         jumps = own.time.ms - bounded > jump_max_ms
     refusals = [
@@ -624,7 +622,7 @@ class _Parts(NamedTuple):
         return cls(moment(df, timestamp), None if sequence is None else whole(df, sequence))
 
     def packed(self, fine: bool) -> Column:
-        """One long. ``fine``: without a sequence, what the time has below the millisecond stands in its place."""
+        """One long. ``fine``: without a sequence, the part of the time below the millisecond takes its place."""
         rest = self.time.below if fine and self.sequence is None else self.sequence
         return F.shiftleft(self.time.ms, SEQUENCE_BITS).bitwiseOR(F.lit(0).cast("long") if rest is None else rest)
 

@@ -1,17 +1,17 @@
-"""Commits by one put, where no folder can be renamed in one step: object stores.
+"""Commits by one put, for object stores, where renaming a folder is not atomic.
 
-    PATH/_commits/000000000012.json    what batch 12 published: each file, where it was written and where it belongs
-    PATH/_commit.json                  the same of a batch run, while it is carried out
-    PATH/_staging/...                  what attempts write; only what a commit names counts
+    PATH/_commits/000000000012.json    what batch 12 published: each file, where it was written and its final name
+    PATH/_commit.json                  the same for a batch run, until it is carried out
+    PATH/_staging/...                  the files of attempts; only files that a commit names count
 
-Everything is written below ``_staging`` first, by an attempt of its own. Then one put writes the commit, and that is
-the moment at which all of it is published: whoever reads by the commits (`files_of`, `onefold.spark.published`) sees
-all of it from then on, and nothing before. After that the commit is carried out: the store copies each file to its
-place, the documents are written, last the one that says that the folder is whole (``tally.json`` of a batch,
-``run.json`` of a run). What dies on the way is carried on by the next start, which copies again what may be there.
+Each attempt writes into a folder of its own in ``_staging``. Then one put writes the commit, which publishes everything
+at once: readers that use the commits (`files_of`, `onefold.spark.published`) see all of it from then on, and nothing
+before. After that the commit is carried out: the store copies each file to its final name, the documents are written,
+and last the one that marks the folder as complete (``tally.json`` of a batch, ``run.json`` of a run). If this is
+interrupted, the next start does it again, including copies that were done before.
 
-So under a final name there is never a row that is not committed, also for readers that know nothing of all this; they
-may see a part of the newest commit while it is carried out, until its last document is there.
+So a final name never holds a row that is not committed, even for readers that ignore commits; while a commit is carried
+out, these may see a part of it, until its last document is there.
 """
 
 from __future__ import annotations
@@ -35,25 +35,29 @@ FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What is published: files by their final names, and documents; names are relative to the output's folder."""
+    """What is published: files and documents; names are relative to the output's folder."""
 
     files: Mapping[str, str]
-    """Where each was written."""
+    """From final names to the names under which they were written."""
     documents: Mapping[str, Any] = field(default_factory=dict)
-    """In the order in which they are written: bytes (in a commit that was read, their text), or what becomes JSON."""
+    """In writing order, each bytes (as text in a commit that was read) or a dict, which becomes JSON."""
 
     @classmethod
     def of(cls, root: Place, parts: Mapping[str, Place], folder: str, documents: Mapping[str, Any]) -> Commit:
-        """Of these parts, each a folder that was written below ``root``, to be published in this folder of it."""
+        """A commit of these parts, folders written below ``root``, to be published in ``folder`` of it."""
         files = {}
         for name, part in parts.items():
-            for file in objects.written(str(part)) if not part.by_spark else _parquet_files(part):
-                files[f"{folder}{name}/{file.url.rpartition('/')[2]}"] = file.url.removeprefix(f"{root}/")
+            if part.by_spark:
+                urls = [f"{part}/{file}" for file in part.files() if _is_rows(file)]
+            else:
+                urls = [file.url for file in objects.written(str(part))]
+            for url in urls:
+                files[f"{folder}{name}/{url.rpartition('/')[2]}"] = url.removeprefix(f"{root}/")
         return cls(files, documents)
 
     def put(self, file: Place, *, new: bool = False) -> None:
-        """Write it: from now on all of it is published. ``new``: `StaleWrite` if there is one already."""
-        own = {"format": FORMAT, "put": uuid4().hex}  # no other has these bytes, see `objects.put_new`
+        """Write the commit, which publishes everything in it. ``new``: `StaleWrite` if the file exists already."""
+        own = {"format": FORMAT, "put": uuid4().hex}  # makes the bytes unique, see `objects.put_new`
         data = json.dumps({**own, "files": self.files, "documents": self._texts()}).encode()
         if not new:
             file.write_bytes(data)
@@ -75,7 +79,7 @@ class Commit:
         return cls(document["files"], document["documents"])
 
     def carry_out(self, root: Place) -> None:
-        """Put everything in its place; may be done again, also by two at once."""
+        """Copy all files to their final names and write the documents; idempotent, also for two at once."""
         in_threads(lambda pair: (root / pair[1]).settle_as(root / pair[0]), self.files.items())
         for name, document in self.documents.items():
             if isinstance(document, dict):
@@ -85,7 +89,7 @@ class Commit:
                 (root / name).write_bytes(text)
 
     def where(self, root: Place) -> dict[str, str]:
-        """The URL of each file by its final name, wherever it is by now; `FileNotFoundError`: one is nowhere."""
+        """The current URL of each file by its final name; `FileNotFoundError` if a file is in neither place."""
 
         def url(pair: tuple[str, str]) -> str:
             place = next((place for name in reversed(pair) if (place := root / name).exists()), None)
@@ -96,18 +100,14 @@ class Commit:
         return dict(zip(self.files, in_threads(url, self.files.items()), strict=True))
 
 
-def _parquet_files(part: Place) -> list[objects.StoredFile]:
-    return [objects.StoredFile(f"{part}/{name}", 0) for name in part.files() if name.endswith(".parquet")]
-
-
 def in_threads(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """What a function says of each item; a store takes longer to answer than to look."""
+    """Map a function over items in threads; calls to a store are mostly waiting."""
     with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:
         return list(pool.map(function, items))
 
 
 def batch_numbers(root: Place) -> list[int]:
-    """The batches that are committed."""
+    """The numbers of the committed batches."""
     names = (root / COMMITS).names()
     if stranger := next((name for name in names if not re.fullmatch(r"\d{12}\.json", name)), None):
         raise Misuse(f"{root / COMMITS} holds {stranger!r}, which is no commit: move it away", path=str(root))
@@ -119,9 +119,9 @@ def commit_of(root: Place, batch: int) -> Place:
 
 
 def files_of(root: Place, names: Iterable[str], *, batches: str, whole: str) -> list[str]:
-    """The Parquet files of all folders of these names that are published, of a run or of all batches of a stream.
+    """The published Parquet files of all folders with these names, of a run or of all batches of a stream.
 
-    ``batches``: the folder of the batches; ``whole``: the document that says that a batch is in its place.
+    ``batches``: the folder of the batches; ``whole``: the document that marks a batch as carried out.
     """
     wanted = set(names)
     numbers, run = batch_numbers(root), Commit.read(root / COMMIT)

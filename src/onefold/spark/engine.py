@@ -1,11 +1,10 @@
-"""What Spark's jobs ask of an engine: how rows are read, judged, remembered and shown. One `Engine` value says it all.
+"""The interface of engines on Spark: one `Engine` value defines how rows are read, judged, remembered and shown.
 
-Settings, jobs, audit, explain, figures and commands ask the value; none of them knows which engine it is. A new engine
-is a class in a file of its own and a line in `ENGINES`; its words for people are a value in `onefold.wording`.
+Settings, jobs, audit, explain, figures and commands use this interface; none of them knows which engine it is. A new
+engine is a class in a file of its own and a line in `ENGINES`; its words for people are a value in `onefold.wording`.
 
-The value also travels: a task that judges a part of a table (`judge_partition`) or a bucket of a memory
-(`judge_bucket`) gets it pickled. So the file of an engine imports nothing that executors need not have: numpy,
-pyarrow and pyspark, no more.
+Tasks that judge a part of a table (`judge_partition`) or a bucket of a memory (`judge_bucket`) get the value pickled.
+So the file of an engine imports only what executors must have: numpy, pyarrow and pyspark.
 """
 
 from __future__ import annotations
@@ -35,24 +34,24 @@ if TYPE_CHECKING:
 
 
 class Named(Protocol):
-    """The columns of a table, by what they are for."""
+    """The columns of a table, by role."""
 
     @property
     def named(self) -> list[tuple[str, str]]:
-        """(role, column) of every column that is there."""
+        """(role, column) of every column that is named."""
 
     def of(self, df: Columns) -> Self:
-        """The same, in the spelling of this table."""
+        """The same columns, spelled as in this table."""
 
     def added_to(self, df: DataFrame) -> DataFrame:
-        """The table with what is named in it and is no column yet: fields of structs, expressions."""
+        """The table with the named fields of structs and expressions added as columns."""
 
     def check(self, df: Columns) -> None:
         """Raise `Misuse` that names the column if one is missing or of a wrong type."""
 
 
 class AnyShape:
-    """No columns in particular: each row says by itself what it is."""
+    """No columns by role: rows are used as they are."""
 
     named: Final[list[tuple[str, str]]] = []
 
@@ -63,66 +62,66 @@ class AnyShape:
         return df
 
     def check(self, df: Columns) -> None:
-        """Any table will do."""
+        """Accepts any table."""
 
 
 SOURCES: Final = ("source", "station", "gateway", "receiver", "relay", "node", "kafka_partition")
-"""Columns of these names say through whom a copy came, where the engine knows of no such column."""
+"""Columns with these names tell the source of a copy, if the engine has no such column itself."""
 FILE: Final = "_of_onefold_file"
-"""The column with the file, or the source, through which a row of a check came."""
+"""The column with the file or source of a row in a check."""
 
 
 class Untold(NamedTuple):
-    """Something that an engine cannot tell with these settings, and the setting that would tell it."""
+    """Something that an engine cannot know with these settings, and the setting that would help."""
 
     about: Literal["lost", "copies", "restarts"]
     what: str
-    option: str = ""  # the setting's name; empty: nothing would tell it
-    value: str = ""  # what it must be; COLUMN stands for the name of a column
+    option: str = ""  # the setting's name; empty: no setting helps
+    value: str = ""  # its value; COLUMN stands for the name of a column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """By what two rows are the same message."""
+    """The columns by which two rows are the same message."""
 
-    names: tuple[str, ...]  # columns that are compared as they are: the chain, the producer, the frame
+    names: tuple[str, ...]  # columns that are compared by value: the chain, the producer, the frame
     numbers: tuple[str, ...] = ()  # columns that are compared as whole numbers or times, whatever their type
     time: str | None = None
-    expiry_ms: int = 0  # with a time: an id is new again after so long
+    expiry_ms: int = 0  # with a time: after this an id is new again
 
     @property
     def columns(self) -> list[str]:
         return [*self.names, *self.numbers]
 
     def number(self, df: DataFrame) -> list[Column]:
-        """The number of each row in longs, equal where the judge takes it for the same."""
+        """The numbers of each row as longs, equal where the judge treats them as equal."""
         times = [moment(df, name) for name in self.numbers]
         return [part for time in times for part in time if part is not None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What the columns of judged rows are for, as audit, explain and figures ask."""
+    """The roles of the columns of judged rows, for audit, explain and figures."""
 
-    key: tuple[str, ...] = ()  # who: a chain, a producer, a device
+    key: tuple[str, ...] = ()  # names the chain, producer or device
     identity: Identity | None = None
-    message: tuple[str, ...] = ()  # which of theirs, as people name it: its number, its frame
+    message: tuple[str, ...] = ()  # names the message within its key, for people: its number, its frame
     number: str | None = None
-    """The column whose values the missing ranges are of; of two, the first. None: nothing is known to be missing."""
+    """The column that missing ranges are of; if there are two, the first. None: nothing is known to be missing."""
     number_is_time: bool = False
-    least: int | None = None  # the number that every key begins at; None: nobody knows
+    least: int | None = None  # the number at which every key begins; None: unknown
     order: str | None = None  # the order of judgement
-    axis: str | None = None  # by which the rows are put on the timeline
+    axis: str | None = None  # the column of the timeline
     axis_is_time: bool = True
-    arrival: str | None = None  # the clock by which copies are late
-    arrival_least: int | None = None  # the least number that is a time; what is below it only orders rows
-    no_arrival: str = "this engine knows of no time of arrival"  # why there is no such clock
-    window_ms: int | None = None  # after how long a copy is no longer known as one; None: it always is
-    source: str | None = None  # through whom a copy came
+    arrival: str | None = None  # the time by which lags are measured
+    arrival_least: int | None = None  # numbers below this are not times; they only order rows
+    no_arrival: str = "this engine knows of no time of arrival"  # why there is no arrival
+    window_ms: int | None = None  # how long copies are recognised; None: always
+    source: str | None = None  # the column with the source of a copy
 
     @property
     def lower(self) -> str:
-        """The column with the lower end of a missing range, which was seen."""
+        """The column with the lower end of a missing range, which was seen itself."""
         return RANGE_ENDS[0 if self.number_is_time else 1]
 
     @property
@@ -139,19 +138,19 @@ class Subject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine(ABC):
-    """How messages are judged. The settings of an engine are its fields, under the names of the [judge] table."""
+    """How messages are judged. The settings of an engine are its fields, named as in the [judge] table."""
 
     name: ClassVar[str]
-    answers: ClassVar[Sequence[Answer]]  # what the codes mean
-    timed: ClassVar[bool] = False  # whether a batch is judged by when it began
+    answers: ClassVar[Sequence[Answer]]  # by code
+    timed: ClassVar[bool] = False  # whether judging needs the time at which the batch began
     knows_gaps: ClassVar[bool] = True  # whether it can know that something is missing
-    tells_copies: ClassVar[bool] = False  # whether a check asks it for more than the books
-    ordered_rows: ClassVar[bool] = True  # whether the rows of a bucket must come in the order of judgement
+    tells_copies: ClassVar[bool] = False  # whether a check calls `copies`
+    ordered_rows: ClassVar[bool] = True  # whether the rows of a bucket must be in the order of judgement
 
-    columns: Named  # where it looks in a message
+    columns: Named
     partitions: int | None = None  # how many tasks judge; None: by the size of the input
     rows_in_memory_max: int = host.ROWS_IN_MEMORY_MAX
-    """How many rows a task sorts in memory; beyond it, on disk."""
+    """How many rows a task sorts in memory; more are sorted on disk."""
 
     def __post_init__(self) -> None:
         for name in ("rows_in_memory_max", "partitions"):
@@ -171,29 +170,29 @@ class Engine(ABC):
 
     @property
     def reads(self) -> Named:
-        """What the source must have, before it is shaped."""
+        """The columns that the source must have, before `shaped`."""
         return self.columns
 
     @property
     def reads_lines(self) -> bool:
-        """Whether JSON is read as lines of text, each of which says by itself what it is."""
+        """Whether JSON is read as lines of text, which `shaped` parses."""
         return False
 
     def fitted(self, source: DataFrame) -> Self:
-        """The same, looking only where this source has columns, which may be spelled in another case."""
+        """The same engine with the columns that this source has, in its spelling."""
         return replace(self, columns=self.columns.of(source))
 
     def shaped(self, source: DataFrame) -> DataFrame:
-        """The messages of the source, one a row, with the columns that are looked at."""
+        """The messages of the source, one per row, with the columns of the engine."""
         return source
 
     def others(self, source: DataFrame) -> int:
-        """How many rows of the source are no messages, and are not among the shaped ones."""
+        """How many rows of the source are no messages and are left out by `shaped`."""
         return 0
 
     @abstractmethod
     def integers(self, df: DataFrame) -> Integers:
-        """What the judgement needs of a row."""
+        """The integers of a row that are needed to judge it."""
 
     @abstractmethod
     def judge_partition(self, parts: Iterator[KeyColumns]) -> Iterator[Codes]:
@@ -201,8 +200,7 @@ class Engine(ABC):
 
     @abstractmethod
     def judge_bucket(self, rows: KeyColumns, bucket: Bucket, options: MemoryOptions, now_ms: int) -> Codes:
-        """The codes of rows of a bucket, in the order of judgement if they are ``ordered_rows``; what they teach is
-        kept in the bucket.
+        """The codes of a bucket's rows, which are in the order of judgement if ``ordered_rows``; updates the bucket.
 
         ``now_ms``: when the batch began; 0 unless the engine is ``timed`` or ``idle_ms`` is set. Runs in a task.
         """
@@ -210,80 +208,80 @@ class Engine(ABC):
     def compacted(
         self, table: str, records: KeyRecords, figures: dict[str, int], options: MemoryOptions, now_ms: int
     ) -> KeyRecords:
-        """KeyRecords of a bucket that are written again, as they are to be kept from now on; runs in a task."""
+        """The records of a bucket in the form to keep, when they are rewritten; runs in a task."""
         return records
 
     @abstractmethod
     def meaning(self, df: DataFrame, options: MemoryOptions) -> Meaning:
-        """What the memory of these rows means: whoever goes on with it must mean the same."""
+        """The meaning of a memory of these rows: whoever continues it must have the same."""
 
     def source_meaning(self) -> Meaning:
-        """What else a stream hangs on from its first batch to its last: how its source is shaped."""
+        """What else must stay the same from the first batch of a stream to the last: how its source is shaped."""
         return {}
 
     def step(self, options: MemoryOptions | None = None) -> Transform:
-        """The step that adds ``verdict`` and ``reason`` to a table or a stream, which remembers like this."""
+        """The step that adds ``verdict`` and ``reason`` to a table or a stream."""
         options = options or MemoryOptions()
         return lambda df: host.with_verdict(df, self, options)
 
     def stream(self, options: MemoryOptions) -> Transform:
-        """The same, as a sink of a stream wants the rows."""
+        """The same step for the batches of a stream, in the form that a sink takes."""
         return self.step(options)
 
     def ordered(self, options: MemoryOptions) -> OrderedStep:
-        """The step that judges a batch of a stream and gives the messages of each key out in order."""
+        """The step that judges a batch of a stream and returns the messages of each key in order."""
         raise Misuse(f"order_wait_ms is {options.ordered_wait_ms}, but only chains can be put in order")
 
     def note_rules(self, df: DataFrame) -> NoteRules | None:
-        """How its tasks are to note what they see in passing; None: they do not."""
+        """How its tasks take notes while judging; None: they do not."""
         return None
 
     @abstractmethod
     def missing(self, firsts: DataFrame) -> DataFrame:
-        """The ranges that are known to be missing: the key, lower ends (seen; null: before all), upper ends."""
+        """The missing ranges: the key, lower ends (seen; null: before all), upper ends."""
 
     def missing_messages(self, ranges: DataFrame) -> Column | None:
-        """How many messages all missing ranges are; None: their numbers have holes by themselves."""
+        """How many messages are in all missing ranges; None: unknown, because numbering has holes anyway."""
         return None
 
     def naming(self, rows: DataFrame) -> DataFrame:
-        """Of the judged rows of a table as few as have every key among them."""
+        """A small part of a table's judged rows that contains every key."""
         return rows
 
     def named_gaps(self, rows: DataFrame, gaps: DataFrame) -> DataFrame:
-        """The same, from ranges as its tasks note them or its memory knows them, beside the columns of their keys
-        (`gaps`); ``rows`` has the types.
+        """The same as `missing`, from the ranges of notes or of a memory, joined with their keys (see `gaps`);
+        ``rows`` has the types.
         """
         raise TypeError(f"{self.name} notes no missing ranges")
 
     def keys(self, rows: DataFrame, tally: Tally) -> int:
-        """How many chains, producers or devices there are among judged rows: who has a message that counts."""
+        """How many chains, producers or devices have a FIRST among judged rows."""
         firsts = rows.where(F.col(host.VERDICT) == "FIRST")
         return firsts.select(*(F.col(quoted(name)) for name in self.key)).distinct().count() if self.key else 0
 
     def extras(self, rows: DataFrame) -> Mapping[str, DataFrame]:
-        """What a batch run publishes besides, by the name of its folder, made from the judged rows."""
+        """Further tables that a batch run publishes, by folder name, made from the judged rows."""
         return {}
 
     def copies(self, rows: DataFrame, tally: Tally) -> Mapping[str, Any]:
-        """Of an engine that ``tells_copies``: what a check says of those among judged rows with a column `FILE`."""
+        """What a check reports about copies, if ``tells_copies``; the judged rows have a column `FILE`."""
         raise TypeError(f"{self.name} tells nothing of copies beyond the books")
 
     def cannot_tell(self, tally: Tally) -> Sequence[Untold]:
-        """What nobody may claim of rows that were judged like this, beyond what guarantees.md says of the engine."""
+        """What these settings leave unknown, beyond what guarantees.md says of the engine."""
         return ()
 
     def doubts(self, rows: DataFrame, tally: Tally) -> Sequence[Untold]:
-        """What else a check cannot tell, by a look at all columns of the rows that were judged."""
+        """What else a check cannot know, judging by all columns of the rows."""
         return ()
 
     @abstractmethod
     def subject(self, rows: DataFrame) -> Subject:
-        """What the columns of judged rows are for."""
+        """The roles of the columns of judged rows."""
 
 
 def named_like(kind: type[Any], judge: Judge) -> dict[str, Any]:
-    """The settings that have the name of a field of this dataclass: an option is declared once, and passed on."""
+    """The settings named like the fields of this dataclass, so that an option is declared only once."""
     return {field.name: getattr(judge, field.name) for field in fields(kind) if hasattr(judge, field.name)}
 
 
@@ -293,8 +291,8 @@ ENGINES: Final = {
     "producers": "onefold.spark.producers.ProducersEngine",
     "ids": "onefold.spark.ids.IdsEngine",
 }
-"""By name; loaded when it is asked for. Rows of which nobody says how they were judged are taken for the first's whose
-usual columns they have."""
+"""Engines by name, imported on demand. If it is unknown how rows were judged, the first engine whose usual columns they
+have is assumed."""
 
 
 def engine_class(name: str) -> type[Engine]:

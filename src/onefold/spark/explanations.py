@@ -1,11 +1,11 @@
 """Why a message counted or did not: every copy of it in the output of a run, and whether it is known to be missing.
 
-What is asked for is a message, a chain, a device or a producer: words that each equal one of the columns that name a
-message in this run, or values of named columns. A row must match all of them. Besides the rows, the missing ranges that
-match are listed: those of the chain, or those in which the number lies.
+The query is for a message, a chain, a device or a producer: words that each equal one of the columns that identify a
+message in this run, or values of named columns. A row must match all of them. The matching missing ranges are listed
+too: those of the chain, or those that contain the number.
 
-Cost: three passes over the columns that are asked for, of which Spark reads the row groups that can hold them; whole
-rows are read of those that are shown.
+Cost: three passes over the columns of the query, of which Spark reads only row groups that may match; only shown rows
+are read in full.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BAR: Final = "|"
 """Between the parts of a number that has two, as reports write it: 1700000000000|3."""
 WORDS_MAX: Final = 50
 CELL_CHARS_MAX: Final = 200
-"""How much of a text is shown; a payload may be a megabyte."""
+"""How much of a text is shown, because a payload may be a megabyte."""
 LIMIT: Final = 100
 
 
@@ -43,12 +43,12 @@ def explain(
     spark: SparkSession, path: str, words: Sequence[str] = (), *, pairs: Mapping[str, str] | None = None,
     judging: Engine | None = None, limit: int = LIMIT,
 ) -> dict[str, Any]:  # fmt: skip
-    """All that the output of a run or a stream says of what the words name; the first ``limit`` rows and ranges.
+    """Everything in the output of a run or a stream that matches the words; the first ``limit`` rows and ranges.
 
         explain(spark, "out", ["7c9e6679"])
 
-    ``judging``: by which columns the run was judged. Without it they are taken for the usual ones if the rows have
-    them, else any column may match a word.
+    ``judging``: the engine of the run. Without it the usual columns are assumed if the rows have them, else any column
+    may match a word.
     """
     output = Place(spark, path)
     if not (output / RUN).exists() and not (output / STREAM).exists():
@@ -76,8 +76,8 @@ def explain(
 
 
 def naming(rows: DataFrame, judging: Engine | None) -> tuple[str | None, Subject]:
-    """The engine's name, and what the columns are for: as the engine reads a row; without one, as the first whose usual
-    columns are all there; else every plain column may name a message.
+    """The engine's name and the roles of the columns: of ``judging``, else of the first engine whose usual columns are
+    all there; else every plain column may identify a message.
     """
     if judging is None:
         usual = (each for each in usual_engines() if {name for _, name in each.columns.named} <= set(rows.columns))
@@ -93,7 +93,7 @@ def naming(rows: DataFrame, judging: Engine | None) -> tuple[str | None, Subject
 
 @dataclass(frozen=True, slots=True)
 class ExplainTarget:
-    """Words that each must equal a naming column, and values that named columns must have."""
+    """Words that must each equal an identifying column, and values that named columns must have."""
 
     subject: Subject
     words: tuple[str, ...]
@@ -111,7 +111,7 @@ class ExplainTarget:
         return _all(conditions)
 
     def in_ranges(self, gaps: DataFrame) -> Column | None:
-        """On missing ranges: theirs is the key, and the number lies inside. None: ranges cannot be what is meant."""
+        """The condition on missing ranges: the key matches, and the number lies inside. None: no range can match."""
         key, message = self.subject.key, self.subject.message
         number = tuple(name for name in message if name in self.pairs)
         if number and (number[0] != self.subject.number or number != message[: len(number)]):
@@ -129,7 +129,7 @@ class ExplainTarget:
 
 
 def read_target(rows: DataFrame, subject: Subject, words: Sequence[str], pairs: Mapping[str, str]) -> ExplainTarget:
-    """What is asked for; a word COLUMN=VALUE of a column that is there is a value of it."""
+    """Parse the query; a word COLUMN=VALUE with an existing column is a value of that column."""
     refuse_nothing(words, pairs, [*subject.key, *subject.message])
     named, rest = dict(pairs), []
     for word in words:
@@ -149,11 +149,11 @@ def refuse_nothing(words: Sequence[str], pairs: Mapping[str, str], columns: Sequ
     if not words and not pairs:
         raise Misuse(f"nothing is asked for: give a value of {', '.join(columns)}")
     if len(words) + len(pairs) > WORDS_MAX:
-        raise Misuse(f"{len(words) + len(pairs)} words are given, at most {WORDS_MAX} are looked for")
+        raise Misuse(f"{len(words) + len(pairs)} words are given, at most {WORDS_MAX} are allowed")
 
 
 def _equals(df: DataFrame, name: str, value: str) -> Column:
-    """Whether a column has this value, which was given as text; whole numbers so that Spark can skip by them."""
+    """Whether a column equals a value given as text; whole numbers are compared so that Spark can skip row groups."""
     column, kind = F.col(quoted(name)), df.schema[name].dataType
     number = _whole(value)
     if isinstance(kind, WHOLE):
@@ -169,9 +169,9 @@ def _equals(df: DataFrame, name: str, value: str) -> Column:
 
 
 def _inside(gaps: DataFrame, value: str, is_sequenced: bool) -> Column:
-    """Whether a number lies in the ranges: above what was seen, up to what is known to exist.
+    """Whether a number lies in the ranges: above the lower end, up to the upper end.
 
-    ``is_sequenced``: a number has a sequence beside its time, so that a time alone is half a number.
+    ``is_sequenced``: a number has a sequence besides its time, so that a time alone is half a number.
     """
     names = [(low, up) for low, up in zip(LOWER, UPPER, strict=True) if up in gaps.columns]
     first, *rest = value.split(BAR)
@@ -186,13 +186,13 @@ def _inside(gaps: DataFrame, value: str, is_sequenced: bool) -> Column:
         for cells in (_ends(gaps, [low for low, _ in names]), _ends(gaps, [up for _, up in names]), at)
     )
     open_below = milliseconds(gaps, names[0][0]).isNull()
-    # Of a range within one millisecond half a number cannot tell where it lies: it may.
+    # Half a number may lie in a range that is within its millisecond.
     inside = open_below | (number > lower) | ((number == lower) & (lower == upper))
     return at[0].isNotNull() & (number <= upper) & inside
 
 
 def _ends(gaps: DataFrame, names: Sequence[str]) -> list[Column]:
-    """The end of each range in whole numbers: of a time milliseconds, and what it has below them."""
+    """The end of each range in whole numbers: for a time, milliseconds and the part below them."""
     if len(names) == 1:
         return [whole(gaps, names[0])]
     time, sequence = moment(gaps, names[0]), whole(gaps, names[1])
@@ -200,7 +200,7 @@ def _ends(gaps: DataFrame, names: Sequence[str]) -> list[Column]:
 
 
 def _whole(text: str) -> int | None:
-    """The number that a text is; None if it is none that a column could hold.
+    """The number of a text; None if it is not a number that a long can hold.
 
     >>> _whole("-5"), _whole("5.0"), _whole("9" * 30)
     (-5, None, None)
@@ -219,12 +219,12 @@ def _any(parts: Iterable[Column]) -> Column:
 
 
 def first_rows(matching: DataFrame, subject: Subject, limit: int) -> list[dict[str, Any]]:
-    """The first rows, copies of a message side by side and in the order of their arrival."""
+    """The first rows, with the copies of a message side by side, in the order of their arrival."""
     key, message, arrival, source = subject.key, subject.message, subject.order, subject.source
     named = {*key, *message, arrival, source, VERDICT, REASON}
     cells = [_cell(matching, name, is_named=name in named) for name in matching.columns if name != FILE_AT]
     order = [_order(matching, name) for name in (*key, *message, *((arrival,) if arrival else ()))]
-    # Sorted before it is cut: the order is that of the values, not of their texts.
+    # Sorted by the values, before these become text.
     first = matching.orderBy(*order, VERDICT, REASON).limit(limit)
     lines = []
     for row, at in first.select(F.struct(*cells).alias("row"), FILE_AT).collect():
@@ -244,7 +244,7 @@ def first_rows(matching: DataFrame, subject: Subject, limit: int) -> list[dict[s
 
 
 def _folder(file: str) -> str:
-    """In which folder of the run a file lies.
+    """The folder of a file in the output of the run.
 
     >>> _folder("file:///out/repeats/part-0.parquet")
     'repeats'
@@ -256,7 +256,7 @@ def _folder(file: str) -> str:
 
 
 def _cell(df: DataFrame, name: str, *, is_named: bool) -> Column:
-    """A value to show: as it is if it names a message and is short by its type, else as text, which is cut."""
+    """A value to show: unchanged if it identifies a message and its type is short, else as text that is cut."""
     kind = df.schema[name].dataType
     if is_named and isinstance(kind, T.AtomicType) and not isinstance(kind, T.StringType | T.BinaryType):
         return told(df, name)
@@ -264,7 +264,7 @@ def _cell(df: DataFrame, name: str, *, is_named: bool) -> Column:
 
 
 def _order(df: DataFrame, name: str) -> Column:
-    """Numbers and times that are text in order of what they say, what says none before them."""
+    """The order of a column; numbers and times in text by their values, other text before them."""
     column, kind = F.col(quoted(name)), df.schema[name].dataType
     if not isinstance(kind, T.AtomicType):
         return column.cast("string")
@@ -272,7 +272,7 @@ def _order(df: DataFrame, name: str) -> Column:
 
 
 def _missing(path: Place, spark: SparkSession, target: ExplainTarget, limit: int) -> tuple[int, list[dict[str, Any]]]:
-    """How many missing ranges match, and the first of them; a stream has no list, for what is missing may come."""
+    """How many missing ranges match, and the first of them; a stream has no list, because messages may still come."""
     gaps = path.read() if path.exists() else None
     condition = None if gaps is None else target.in_ranges(gaps)
     if gaps is None or condition is None:

@@ -1,23 +1,23 @@
-"""The figures of a run, for its report: where things happened, to whom, how late copies came, what was refused.
+"""The figures of a run for its report: when things happened, to which keys, how late copies came, what was rejected.
 
-They are taken while the judged rows are at hand, by native aggregates over the few columns that each needs. All that
-comes back is bounded, whatever the run: below a megabyte as JSON, in `run.json` under ``figures``.
+They are native aggregates over a few columns of the judged rows. The result is bounded for any run: below a megabyte as
+JSON, in `run.json` under ``figures``.
 
     timeline     verdicts over some sixty equal stretches of time. The axis spans the firsts (all rows, if there are
-                 none) without the outermost thousandth on either side where that lies far off: one number from the
-                 year 2200 must not press an hour of traffic into a single stretch. What lies beyond is counted apart
-    worst_keys   the keys with the most that does not count
-    strips       of the keys that miss something, the widest missing ranges. A range was *forgotten* if a message from
-                 within it, or from above it, was answered UNSURE forgotten: an engine forgets the lowest, up to a mark
-    lags         how long after its first a copy came; of an id that expires, after the last first before it. A copy
-                 whose first is not there has no lag. Exact up to four seconds, longer ones to one part in two thousand:
-                 one pass is enough for a picture. `onefold window` is exact
+                 none) without the outermost thousandth on either side if that lies far off: one number from the year
+                 2200 must not squeeze an hour of traffic into a single stretch. Rows beyond are counted separately
+    worst_keys   the keys with the most rows that do not count
+    strips       the keys with missing messages, and their widest missing ranges. A range was *forgotten* if a message
+                 from within or above it was UNSURE forgotten: an engine forgets the lowest ranges, up to a mark
+    lags         how long after its first a copy came; for an id that expires, after the last first before it. A copy
+                 without its first has no lag. Exact up to four seconds, longer lags to one part in two thousand: one
+                 pass is enough for a picture. `onefold window` is exact
     rejects      some rows of each reason, those with the lowest hash: the same in every run, and not all from one key
-    phases       where the time went
+    phases       how long each phase took
 
-Cost: what the tasks noted while they judged (`notes`) costs nothing: keys, strips and lags; the timeline is a pass over
-two columns. Without notes, two passes over a few columns of the judged rows, side by side: one counts by key, and by
-stretch of time in passing; one finds the firsts of copies. Rejected rows are read once more.
+Cost: keys, strips and lags cost nothing if the judging tasks noted them (`notes`); the timeline is a pass over two
+columns. Without notes, two concurrent passes over a few columns of the judged rows: one counts by key, and by stretch
+of time on the way; one finds the firsts of copies. Rejected rows are read once more.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ from onefold.tally import Tally
 from onefold.verdict import Verdict
 
 VERDICTS: Final = ("FIRST", "REPEAT", "UNSURE", "REJECT")
-"""In the order of the law: so stand the four counts of every figure."""
+"""The order of the four counts in every figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """How much of each is kept: as much as a page shows."""
+    """How much of each figure is kept: as much as a page shows."""
 
     bins_max: int = 60
-    """Of the timeline."""
+    """The most stretches of the timeline."""
     keys_max: int = KEYS_MAX
-    """How many of the worst keys are listed."""
+    """The most keys in ``worst_keys``."""
     strips_max: int = STRIPS_MAX
-    """For how many keys the missing ranges are listed."""
+    """The most keys whose missing ranges are listed."""
     ranges_max: int = RANGES_MAX
-    """How many ranges of a key are listed: the widest."""
+    """The most ranges per key, the widest first."""
     samples_max: int = 5
-    """How many rows of each reason to reject are shown; 0: a report then holds no row."""
+    """The most sample rows per reason to reject; 0: the report contains no rows."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -77,18 +77,18 @@ class Figures:
 
     @property
     def are_noted(self) -> bool:
-        """Whether the notes of tasks hold as much as this."""
+        """Whether the notes of tasks hold enough for these limits."""
         return self.keys_max <= KEYS_MAX and self.strips_max <= STRIPS_MAX and self.ranges_max <= RANGES_MAX
 
     def take(
         self, rows: DataFrame, gaps: Callable[[], DataFrame], judging: Engine, tally: Tally, keys: int,
         span: Span | None = None, notes: Notes | None = None, naming: DataFrame | None = None,
     ) -> dict[str, Any]:  # fmt: skip
-        """The figures of judged rows of so many keys, and of the ranges that are missing among them, if those are asked
-        for: notes have them.
+        """The figures of judged rows with this number of keys. ``gaps``: their missing ranges, called only without
+        notes.
 
-        ``span``: of the firsts on the axis of time, if it was seen in passing. ``notes``: of the tasks that judged
-        them; ``naming``: those of the rows by which its keys can be named.
+        ``span``: of the firsts on the time axis, if known already. ``notes``: of the tasks that judged; ``naming``:
+        rows that contain the keys of the notes.
         """
         subject = judging.subject(rows)
 
@@ -107,7 +107,7 @@ class Figures:
             lambda: lags(rows, subject, tally.count(Verdict.REPEAT), None if notes is None else notes.lags),
             lambda: reject_samples(rows, subject, tally, self),
         ]
-        # All at once: of a small run most of the time is planning, in which the cores have nothing to do.
+        # Concurrently: a small run spends most of its time on planning, while the cores are idle.
         with ThreadPoolExecutor(len(figures), thread_name_prefix="onefold-figures") as threads:
             begun = [threads.submit(on_thread(rows.sparkSession, figure)) for figure in figures]
             (worst, strips, over_time), late, refused = (figure.result() for figure in begun)
@@ -125,7 +125,7 @@ def has(verdict: str) -> Column:
 
 
 def cell(df: DataFrame, name: str, chars_max: int) -> Column:
-    """A value to show: a whole number as it is, all else as text, which is cut."""
+    """A value to show: a whole number unchanged, anything else as text cut to ``chars_max``."""
     is_whole = isinstance(df.schema[name].dataType, WHOLE)
     return F.col(quoted(name)).alias(name) if is_whole else cut_text(df, name, chars_max)
 
@@ -133,7 +133,7 @@ def cell(df: DataFrame, name: str, chars_max: int) -> Column:
 KEY_CHARS_MAX: Final = 60
 KEY_COLUMNS_MAX: Final = 8
 ALL_RANGES_MAX: Final = 6_000
-"""Of all strips together: what a document holds beside the rest."""
+"""The most ranges in all strips together."""
 
 _KEY = "_onefold_key"
 _SEEN_FROM, _SEEN_TO, _FORGOTTEN = "_onefold_from", "_onefold_to", "_onefold_forgotten"
@@ -144,10 +144,10 @@ _RANGES, _LOST, _SHOWN, _SHARE = "_onefold_ranges", "_onefold_lost", "_onefold_s
 def keys_and_strips(
     rows: DataFrame, gaps: DataFrame, subject: Subject, limits: Figures
 ) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
-    """The keys with the most that is not first; the keys that miss most, if any does. No columns name a key: None.
+    """The keys with the most rows that are not FIRST, and the keys that miss the most; None without key columns.
 
-    Cost: one job. Rows are counted by key before they are shuffled; of the missing ranges, which are far fewer, each
-    key keeps its widest. Then every task passes on the worst of its keys.
+    Cost: one job. Rows are counted by key before they are shuffled; each key keeps its widest missing ranges, which are
+    far fewer. Then every task returns only the worst of its keys.
     """
     if not subject.key:
         return None, None
@@ -158,14 +158,14 @@ def keys_and_strips(
         keys = keys.withColumns({name: F.lit(None).cast("long") for name in (_RANGES, _LOST, _SHOWN)})
     else:
         keys = keys.join(widest_ranges(gaps, key, subject, limits.ranges_max), aliases, "left")
-    # How much is missing: of a key's time, or of its messages where they are counted without holes.
+    # The share that is missing: of a key's time, or of its messages if these are numbered without holes.
     every = F.col(_SEEN_TO) - F.col(_SEEN_FROM) if subject.number_is_time else F.col(_LOST) + F.col("FIRST")
     share = F.coalesce(F.least(F.try_divide(F.col(_LOST), every), F.lit(1.0)), F.lit(0.0))
     keys = keys.withColumn(_SHARE, share)
     name = F.struct(*(cell(keys, alias, KEY_CHARS_MAX) for alias in aliases[:KEY_COLUMNS_MAX])).alias(_KEY)
     line = F.struct(name, *VERDICTS, _SEEN_FROM, _SEEN_TO, _FORGOTTEN, _RANGES, _SHOWN, _SHARE)
     rest = F.col("REPEAT") + F.col("UNSURE") + F.col("REJECT")
-    # Of equal ones the key decides, so that two runs tell the same.
+    # Ties are broken by the key, so that runs are reproducible.
     worst = most_by(F.when(rest > 0, line), F.when(rest > 0, F.struct(rest, *aliases)), limits.keys_max)
     is_missing = F.col(_RANGES) > 0
     rank = F.when(is_missing, F.struct(_SHARE, _RANGES, *aliases))
@@ -192,7 +192,7 @@ def keys_and_strips(
 def noted_keys(
     notes: Notes, naming: DataFrame, subject: Subject, limits: Figures
 ) -> tuple[list[dict[str, Any]] | None, dict[str, Any] | None]:
-    """The same, as the tasks noted it. Cost: looking up some hundred names among the rows."""
+    """The same from the notes of the tasks. Cost: looking up some hundred names among the rows."""
     worst, strips = notes.worst[: limits.keys_max], notes.strips[: limits.strips_max]
     keys: dict[tuple[int, int], Any] = {}
     if notes.names:
@@ -219,7 +219,7 @@ def _strips(rows: Sequence[Mapping[str, Any]], subject: Subject) -> dict[str, An
 
 
 def counted_by_key(rows: DataFrame, key: Sequence[Column], subject: Subject) -> DataFrame:
-    """The keys with their four counts, where their firsts begin and end, and up to where they were forgotten."""
+    """The keys with their four counts, the least and the greatest number of their firsts, and the forgotten mark."""
     number = F.lit(None).cast("long") if subject.number is None else milliseconds(rows, subject.number)
     return rows.groupBy(*key).agg(
         *(F.count_if(has(verdict)).alias(verdict) for verdict in VERDICTS),
@@ -231,11 +231,11 @@ def counted_by_key(rows: DataFrame, key: Sequence[Column], subject: Subject) -> 
 
 def widest_ranges(gaps: DataFrame, key: Sequence[Column], subject: Subject, ranges_max: int) -> DataFrame:
     lower, upper = milliseconds(gaps, subject.lower), milliseconds(gaps, subject.upper)
-    # Before all that was seen something is missing, but only who counts from a known number knows how much.
+    # Below the first number seen, the width is known only if keys begin at a known number.
     start = upper if subject.least is None else F.lit(subject.least - 1).cast("long")
     width = upper - F.coalesce(lower, start)
     ranges = gaps.select(*key, lower.alias(_LOWER), upper.alias(_UPPER), width.alias(_WIDTH))
-    # The width alone would not tell which of two equal ones is shown.
+    # Ties of the width are broken by the upper end.
     widest = most_by(F.struct(_WIDTH, _LOWER, _UPPER), F.struct(_WIDTH, _UPPER), ranges_max)
     aliases = ranges.columns[: len(key)]
     return ranges.groupBy(*aliases).agg(
@@ -244,7 +244,7 @@ def widest_ranges(gaps: DataFrame, key: Sequence[Column], subject: Subject, rang
 
 
 def _key(values: Iterable[Any], subject: Subject) -> dict[str, Any]:
-    return dict(zip(subject.key, values, strict=False))  # of very many columns the first
+    return dict(zip(subject.key, values, strict=False))  # at most KEY_COLUMNS_MAX
 
 
 def _strip(row: Mapping[str, Any], subject: Subject, most: int) -> dict[str, Any]:
@@ -267,17 +267,17 @@ def _strip(row: Mapping[str, Any], subject: Subject, most: int) -> dict[str, Any
 
 SHARES: Final = (0.5, 0.9, 0.99, 0.999, 0.9999, 1)
 SENT_MAX: Final = 2_000_000
-"""So many copies, of about 40 bytes, go to every task and meet their firsts there; more are shuffled with them."""
+"""Up to this many copies, of about 40 bytes each, are broadcast to meet their firsts; more are shuffled."""
 
 _ID, _AT, _FIRST, _AGAIN, _LAG = "_onefold_id", "_onefold_at", "_onefold_first", "_onefold_again", "_onefold_lag"
 
 
 def lags(rows: DataFrame, subject: Subject, copies: int, noted: Lags | None = None) -> dict[str, Any]:
-    """The lags of all copies, or why there are none to tell; ``noted``: as the tasks saw them.
+    """The lags of all copies, or why they are unknown; ``noted``: from the notes of the tasks.
 
-    Cost: nothing if they were noted; else one job, with one shuffle of (hash of the id, arrival), or none if the copies
-    are not too many. Joins and sorts are Spark's own, which spill: an id with a million copies is a longer task, not a
-    larger one.
+    Cost: nothing if they were noted; else one job, with one shuffle of (hash of the id, arrival), or none if there are
+    few copies. Joins and sorts are Spark's own, which spill: an id with a million copies is a longer task, not a larger
+    one.
     """
     if subject.arrival is None or subject.identity is None:
         return {"why_not": subject.no_arrival}
@@ -310,7 +310,7 @@ def lags(rows: DataFrame, subject: Subject, copies: int, noted: Lags | None = No
 
 def since_first(rows: DataFrame, subject: Subject, *, is_few: bool) -> DataFrame:
     """The lag of each copy whose first is there; ``is_few``: the copies fit into the memory of every task."""
-    # By 64 bits: among ten million ids two share a hash once in 400,000 runs, and a picture is none the worse for it.
+    # By 64 bits: among ten million ids two share a hash once in 400,000 runs, which does not harm a picture.
     identity, arrival = subject.identity, subject.arrival
     assert identity is not None
     assert arrival is not None
@@ -328,7 +328,7 @@ def since_first(rows: DataFrame, subject: Subject, *, is_few: bool) -> DataFrame
         by_id = Window.partitionBy(_ID).orderBy(_AT, _AGAIN).rowsBetween(Window.unboundedPreceding, Window.currentRow)
         first = F.last(F.when(~F.col(_AGAIN), F.col(_AT)), ignorenulls=True).over(by_id)
         paired = both.withColumn(_FIRST, first).where(_AGAIN)
-    # Subtracted with care: foreign times may be as far apart as a long cannot tell.
+    # try_subtract, because the difference of two foreign times may overflow.
     return paired.select(F.try_subtract(_AT, _FIRST).alias(_LAG)).where(F.col(_LAG).isNotNull())
 
 
@@ -341,12 +341,12 @@ _NTH, _HASH, _ROW = "_onefold_nth", "_onefold_hash", "_onefold_row"
 def reject_samples(rows: DataFrame, subject: Subject, tally: Tally, limits: Figures) -> list[dict[str, Any]]:
     """Each reason to reject with its count and some rows, the most frequent first.
 
-    Cost: one job; each task passes on no more than are asked for.
+    Cost: one job; each task returns no more rows than are asked for.
     """
     counts = {answer.reason: count for answer, count in tally if answer.verdict is Verdict.REJECT and count}
     samples: dict[str, list[dict[str, str | None]]] = {reason: [] for reason in counts}
     if counts and limits.samples_max:
-        # The columns that a message is judged by, and as many of the others as there is room for; in their own order.
+        # The columns that a message is judged by, then others up to COLUMNS_MAX, in the order of the table.
         own = [name for name in rows.columns if name not in (VERDICT, REASON)]
         first = set(sorted(own, key=lambda name: name not in subject.columns)[:COLUMNS_MAX])
         cells = F.struct(*(cell(rows, name, CELL_CHARS_MAX) for name in own if name in first))
@@ -364,16 +364,16 @@ def reject_samples(rows: DataFrame, subject: Subject, tally: Tally, limits: Figu
 
 OUTERMOST: Final = (0.001, 0.999)
 ACCURACY: Final = 10_000
-"""Of Spark's own sketch, its default: a rank is off by a ten-thousandth of all rows."""
+"""The default accuracy of Spark's sketch: a rank is off by a ten-thousandth of all rows."""
 FAR: Final = 5
-"""Far off: further from the quantiles than one part in so many of what lies between them."""
+"""Far off: more than a fifth of the distance between the two quantiles beyond them."""
 
 _BIN = "_onefold_bin"
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Equal stretches of whole numbers, the first of which begins at ``low``.
+    """Equal stretches of whole numbers, beginning at ``low``.
 
     >>> Axis.around(0, 100, 3, 97, 60)
     Axis(low=0, width=2, bins=51)
@@ -387,7 +387,7 @@ class Axis:
 
     @classmethod
     def around(cls, least: int, most: int, low: int, high: int, bins_max: int) -> Axis:
-        """From the least value to the most, but not far beyond two quantiles."""
+        """From the least value to the greatest, but not far beyond two quantiles."""
         far = (high - low) // FAR
         start, end = max(least, low - far), min(most, high + far)
         width = -(-(end - start + 1) // bins_max)
@@ -398,19 +398,19 @@ class Axis:
         return self.low + self.width * self.bins
 
     def bin(self, at: Column) -> Column:
-        """The number of the stretch that a value falls into; null: outside."""
-        # Subtracted with care: foreign numbers may be as far apart as a long cannot tell.
+        """The index of the stretch that a value falls into; null: outside."""
+        # try_subtract, because the difference of two foreign numbers may overflow.
         number = F.call_function("div", F.try_subtract(at, F.lit(self.low)), F.lit(self.width))
         return F.when((at >= self.low) & (number < self.bins), number)
 
 
 class Span(NamedTuple):
-    """Where values lie: the least, the most, and two quantiles between; None of no value at all."""
+    """The least and the greatest value, and two quantiles; None without any value."""
 
     least: int | None
     most: int | None
     outermost: str | None
-    """Both with a comma between: before Spark 4.1 an array that was observed stays in the JVM."""
+    """The two quantiles, separated by a comma: before Spark 4.1 an observed array cannot be read in Python."""
 
     @staticmethod
     def cells(at: Column) -> dict[str, Column]:
@@ -419,24 +419,24 @@ class Span(NamedTuple):
 
     @staticmethod
     def firsts(judged: DataFrame, subject: Subject) -> dict[str, Column]:
-        """The cells of the span of all firsts; none if there is no axis."""
+        """The aggregates for the span of all firsts; none if there is no axis."""
         return {} if subject.axis is None else Span.cells(F.when(has("FIRST"), milliseconds(judged, subject.axis)))
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Four counts for each stretch of time, and of what lies outside."""
+    """Four counts for each stretch of time, and for the rows outside."""
 
     column: str
     time: bool
     axis: Axis
     counts: Counts
     number: Column
-    """Of a row: the stretch that it falls into, and its verdict."""
+    """For each row, the combined index of its stretch and its verdict."""
 
     @classmethod
     def of(cls, rows: DataFrame, subject: Subject, tally: Tally, limits: Figures, span: Span | None) -> Timeline | None:
-        """The timeline of these rows, which are still to be counted; None if no row says when it was.
+        """The timeline of these rows, not counted yet; None if no row has a time.
 
         Cost: one job for the axis, unless the ``span`` of the firsts is known.
         """
@@ -456,7 +456,7 @@ class Timeline:
         return cls(subject.axis, subject.axis_is_time, axis, counts, number)
 
     def figure(self, rows: DataFrame) -> dict[str, Any]:
-        """The counts that were seen in passing; if they were forgotten, or nobody watched, one job."""
+        """The figure, from the observed counts; if these were lost or not observed, by one job."""
         numbers = self.counts.counts
         if numbers is None:
             numbers = {row[0]: row[1] for row in rows.groupBy(self.number.alias(_BIN)).count().collect()}
@@ -467,7 +467,7 @@ class Timeline:
 
 
 class Phases:
-    """The steps of a run, and how long each took; the first begins at once."""
+    """The phases of a run and how long each took; the first begins at once."""
 
     def __init__(self, first: str, say: Callable[[str], None], *, clock: Callable[[], float] = monotonic) -> None:
         self._say = say
@@ -480,17 +480,17 @@ class Phases:
 
     @property
     def seconds(self) -> float:
-        """How long it all took up to now."""
+        """The seconds since the first phase began."""
         return self._clock() - self._begun[0][1]
 
     def lasted(self) -> list[tuple[str, float]]:
-        """The steps with their seconds, the last one up to now."""
+        """The phases with their seconds, the last one up to now."""
         ends = [start for _, start in self._begun[1:]] + [self._clock()]
         return [(step, round(end - start, 3)) for (step, start), end in zip(self._begun, ends, strict=True)]
 
 
 def circumstances(source: DataFrame, phases: Phases) -> dict[str, Any]:
-    """What else a report tells of a run: where the time went, how large the source is, by what it was done."""
+    """Further facts for the report: the phases, the size of the source, the versions of the software."""
     spark, size = source.sparkSession, believed_bytes(source)
     versions = {"onefold": __version__, "python": platform.python_version(), "spark": spark.version}
     versions["java"] = java_version(spark)
@@ -500,9 +500,9 @@ def circumstances(source: DataFrame, phases: Phases) -> dict[str, Any]:
 def stream_document(
     spark: SparkSession, engine: Engine, memory: str, output: str, figures: Figures, ranges_max: int = 20
 ) -> dict[str, Any] | None:
-    """What a page tells of a stream besides its books: its figures, and what is missing by now, as its memory knows.
+    """The figures of a stream for its page, and what is missing now by its memory.
 
-    None: what was published does not say how it was judged. Cost: as of a table that nobody noted.
+    None: the published rows have no verdicts. Cost: as for a table without notes.
     """
     rows = published(spark, Place(spark, output))
     if VERDICT not in rows.columns:

@@ -1,23 +1,22 @@
 """Files, as Spark sees them: those of a source (the manifest), and folders that are read or written (`Place`).
 
-A reader that skips a file, stops early or joins two lines says nothing of it, and an audit that reads through the same
-reader cannot know. So before a source is read, each of its files is opened here by other means: the footer of a
-Parquet or ORC file says how many rows it holds and which columns; of a text file the lines are counted, which also
-proves that a compressed one can be unpacked to its end. Files that cannot be read are found before any row is judged,
-and by name.
+A reader that skips a file, stops early or joins two lines does so silently, and an audit through the same reader cannot
+notice. So before a source is read, each of its files is opened here by other means: the footer of a Parquet or ORC file
+gives its rows and columns; the lines of a text file are counted, which also proves that a compressed file can be
+unpacked to its end. Unreadable files are found, and named, before any row is judged.
 
     rows = lines - blank lines - header lines
 
-What the lines of a file do not tell (values of several lines, another encoding, comments, unknown formats) is not
-counted, and the manifest says why.
+Where lines are not rows (multi-line values, other encodings, comments, unknown formats) nothing is counted, and the
+manifest says why.
 
-Local files are read by Python, in threads (zlib, numpy and the disk release the GIL). Of other file systems only
-footers and first lines come through the driver; their lines are counted by a Spark job that parses nothing.
-Cost: a pass over the bytes of text files; of Parquet and ORC only the footers.
+Local files are read by Python, in threads (zlib, numpy and the disk release the GIL). From other file systems only
+footers and first lines come through the driver; lines are counted by a Spark job that parses nothing.
+Cost: a pass over the bytes of text files; only the footers of Parquet and ORC files.
 
-A `Place` is a local path, HDFS or an object store, through Hadoop's file system layer, so that driver and executors
-mean the same place. Spark Connect has none: there it is opened by pyarrow, and a local path must be one that the server
-sees too. Trouble is an `OSError` of one line that names it.
+A `Place` is a path on a local disk, HDFS or an object store, opened through Hadoop's file systems, so that driver and
+executors mean the same place. Spark Connect does not offer these: there pyarrow opens it, and the server must see a
+local path too. Errors are `OSError` with one line that names the place.
 """
 
 from __future__ import annotations
@@ -59,27 +58,27 @@ THREADS_MAX: Final = 8
 """How many files are looked at at once: enough to keep a disk or an object store busy."""
 CHUNK_BYTES: Final = 4 << 20
 HEAD_BYTES_MAX: Final = 1 << 20
-"""How far a header line may reach; Spark itself ends at 128 columns of 4,096 characters or so unless told otherwise."""
+"""The maximum length of a header line; Spark itself stops at about 128 columns of 4,096 characters by default."""
 NAMED_MAX: Final = 3
 """How many files an error names in its one line."""
 
 LINES: Final = ("json", "csv", "text")
 FOOTED: Final = ("parquet", "orc")
 LISTING: Final = {"pathglobfilter", "recursivefilelookup", "basepath", "modifiedbefore", "modifiedafter"}
-"""The options that say which files are meant."""
+"""The options that select files."""
 _INDEX: Final = ("path", "modificationTime", "length", "content")
-"""The columns of Spark's table of files; all others are names of folders."""
+"""The columns of Spark's ``binaryFile`` format; all others come from partition folders."""
 _BLANK: Final = {"json": b" \t", "csv": bytes(range(33)), "text": b""}
-"""The bytes of lines that Spark's readers skip. To the text reader every line is a row."""
+"""Spark's readers skip lines that consist of these bytes. To the text reader every line is a row."""
 _ASCII: Final = {"utf-8", "us-ascii", "ascii", "iso-8859-1", "latin1", "iso-8859-15", "windows-1252", "cp1252"}
-"""Encodings in which a line feed is the byte of a line feed, and nothing else is."""
+"""Encodings in which the byte 0x0A is always a line feed."""
 _FOREIGN: Final = {
     b"\x1f\x8b": "gzip", b"PAR1": "Parquet", b"ORC": "ORC", b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "zstd",
     b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16",
 }  # fmt: skip
-"""How a file begins that is no text in UTF-8, whatever its name says."""
+"""The first bytes of files that are not text in UTF-8, whatever their names say."""
 _PACKED: Final = (".deflate", ".zst", ".lz4", ".snappy", ".xz", ".lzo")
-"""Compressed in a way that Spark may know, and that Python's own library does not unpack piece by piece."""
+"""Compressed in ways that Spark may know, and that Python's standard library does not unpack."""
 _TOPIC_FAILED: Final = re.compile(r"^(?:OSError|onefold\.errors\.\w+): (kafka://.*)$", re.M)
 _FAILED: Final = re.compile(r"\[FAILED_READ_FILE[^\]]*\] \w.*? file (\S+?)\.?\s")
 
@@ -94,12 +93,12 @@ class SourceFile:
     rows: int | None = None
     """None: not counted."""
     blank: int = 0
-    """Lines that are no rows."""
+    """Blank lines, which are no rows."""
     header: int = 0
     layout: str = ""
-    """What its columns are, in its own words: the header line of a CSV file, the schema of a Parquet file."""
+    """Its columns as the file states them: the header line of a CSV file, the schema of a Parquet file."""
     trouble: str = ""
-    """Why it cannot be read; empty: it can."""
+    """Why it cannot be read; empty: it can be."""
     metadata_path: str = ""
     """The path as Spark's ``_metadata.file_path`` spells it."""
 
@@ -117,39 +116,39 @@ class SourceFile:
     @classmethod
     def from_dict(cls, line: Mapping[str, Any]) -> SourceFile:
         path = str(line["path"])
-        return cls(path if ":/" in path else f"file:{path}", int(line["size"]), int(line["modified_ms"]),
+        return cls(path if is_far(path) else f"file:{path}", int(line["size"]), int(line["modified_ms"]),
                    rows=line.get("rows"), blank=int(line.get("blank", 0)), header=int(line.get("header", 0)),
                    trouble=str(line.get("trouble", "")), metadata_path=str(line.get("metadata_path", "")))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of a source, those that can be read and those that were set aside."""
+    """The files of a source: those that can be read, and those that were set aside."""
 
     files: tuple[SourceFile, ...] = ()
     aside: tuple[SourceFile, ...] = ()
     why_not: str = ""
     """Why the rows were not counted; empty: they were."""
     snapshot: Mapping[str, Any] | None = None
-    """Of a table that has snapshots: its format, its name, and which one was read."""
+    """For a table with snapshots: its format, its name, and the version that was read."""
 
     @property
     def rows(self) -> int | None:
-        """How many rows the files hold; None: they were not counted."""
+        """The number of rows in all files; None: not counted."""
         return None if self.why_not else sum(file.rows or 0 for file in self.files)
 
     @property
     def parts(self) -> Sequence[Any]:
-        """What rows were counted of, one by one: `shown`, `rows`, and `metadata_path` as the reader calls it."""
+        """The units that rows were counted for, each with `shown`, `rows` and the reader's `metadata_path`."""
         return self.files
 
     def only(self, urls: Iterable[str]) -> Manifest:
-        """Without files that are not among these: they came when the reader had listed the others."""
+        """Without files that are not among these: they appeared after the reader had listed the source."""
         names = {plain_path(url) for url in urls}
         return replace(self, files=tuple(file for file in self.files if file.path in names))
 
     def to_dict(self) -> dict[str, Any]:
-        """The sums, for run.json; each file is a line of the manifest beside it."""
+        """The sums, for run.json; the files themselves are lines of the manifest beside it."""
         return {
             "files": len(self.files),
             "bytes": sum(file.size for file in self.files),
@@ -162,20 +161,22 @@ class Manifest:
         }
 
     def lines(self) -> bytes:
-        """The manifest as a file: a line of JSON per file."""
+        """The manifest as JSON lines, one per file."""
         files = sorted((*self.files, *self.aside), key=lambda file: file.path)
         text = "".join(json.dumps(file.to_dict(), ensure_ascii=False) + "\n" for file in files)
         return text.encode(errors="surrogateescape")
 
     @classmethod
     def from_lines(cls, data: bytes) -> Manifest:
-        every = [SourceFile.from_dict(json.loads(line)) for line in data.decode(errors="surrogateescape").splitlines()]
+        # Split as bytes: of text, splitlines would also cut at characters such as U+2028 in the name of a file.
+        lines = (line.decode(errors="surrogateescape") for line in data.splitlines())
+        every = [SourceFile.from_dict(json.loads(line)) for line in lines]
         files = tuple(file for file in every if not file.trouble)
         uncounted = any(file.rows is None for file in files)
         return cls(files, tuple(file for file in every if file.trouble), "they were not" if uncounted else "")
 
     def changed(self, now: Iterable[SourceFile], *, new: bool = False) -> list[str]:
-        """What happened to the files since, one line each; ``new``: list files that came since, too."""
+        """The files that have changed since, one line each; ``new``: also list new files."""
         current, lines = {file.path: file for file in now}, []
         for file in (*self.files, *self.aside):
             same = current.pop(file.path, None)
@@ -196,7 +197,7 @@ class SourceFiles:
         self, spark: SparkSession, path: str, kind: str, options: Mapping[str, str],
         only: Collection[str] | None = None,
     ) -> None:  # fmt: skip
-        """``only``: the paths of those that count; None: all."""
+        """``only``: the paths of the files that count; None: all."""
         self._spark = spark
         self._path, self._only = path, None if only is None else frozenset(only)
         self.kind = kind
@@ -205,11 +206,11 @@ class SourceFiles:
         encoding = (self.options.get("encoding") or self.options.get("charset") or "utf-8").lower()
         self.encoding = "utf-8" if encoding == "utf8" else encoding
         self.is_wide = self.encoding not in _ASCII
-        """Whether the encoding is one in which the byte of a line feed may mean something else."""
+        """Whether the byte 0x0A may be part of another character in this encoding."""
         self.why_not = self._why_not()
-        """Why the rows of such files are not counted; empty: they are."""
+        """Why the rows of these files are not counted; empty: they are."""
         self.by_arrow = not opens(spark, objects.scheme_of(path))
-        """Whether they are in a store that Spark cannot open."""
+        """Whether the files are in a store that Spark cannot open."""
         if self.by_arrow:
             self._refuse_what_arrow_lacks()
         self._index = None if self.by_arrow else self._listing()
@@ -239,15 +240,15 @@ class SourceFiles:
         return self._spark.read.format("binaryFile").options(**which).load(list(paths or [self._path]))
 
     def folders(self, *, infer: bool) -> list[T.StructField]:
-        """The columns that are names of folders, such as ``device=7``: texts, or what Spark takes them for."""
-        if self._index is None:  # as text, whatever is asked: nothing tells what Spark would take them for
+        """The columns from partition folders such as ``device=7``: as text, or typed as Spark infers them."""
+        if self._index is None:  # always text: Spark's inference is not available
             names = {name: None for file in self.listed() for name in objects.folder_values(self._path, file.path)}
             return [T.StructField(name, T.StringType()) for name in names]
         columns = [column for column in self._index.schema if column.name not in _INDEX]
         return [column if infer else T.StructField(column.name, T.StringType()) for column in columns]
 
     def listed(self, paths: Sequence[str] | None = None) -> list[SourceFile]:
-        """What is there now, unopened, or these of it; also files without a byte, which Spark's readers skip."""
+        """The files that exist now (``paths``: of these), unopened, with empty ones, which Spark's readers skip."""
         if self.by_arrow:
             stored = (
                 objects.matching(self._path) if paths is None else [f for p in paths for f in objects.files_below(p)]
@@ -263,17 +264,17 @@ class SourceFiles:
         return found if self._only is None else [file for file in found if file.path in self._only]
 
     def rows(self, kind: str, files: Sequence[SourceFile], schema: T.StructType, at: str | None = None) -> DataFrame:
-        """The rows of some of the files, where Arrow reads them; ``kind``: "text" for lines."""
+        """The rows of some of the files, read through Arrow; ``kind``: "text" for lines."""
         stored = [objects.StoredFile(file.path, file.size) for file in files]
         return objects.rows(self._spark, stored, schema, kind=kind, root=self._path, at=at)
 
     def inspected(
         self, bad_files: BadFiles = "stop", *, count: bool = True, before: Manifest | None = None
     ) -> Manifest:
-        """The manifest of what is there now. ``count``: rows too. ``before``: files that did not change since are not
-        opened again.
+        """The manifest of the files that exist now. ``count``: also count rows. ``before``: files that have not changed
+        since this manifest are not opened again.
 
-        Raise `OSError` that names the first files that cannot be read, unless they are to be set aside.
+        Raise `OSError` that names the first unreadable files, unless they are to be set aside.
         """
         earlier = {(f.path, f.size, f.modified_ms): f for f in (*before.files, *before.aside)} if before else {}
         files = self.listed()
@@ -314,7 +315,7 @@ class SourceFiles:
                 if self.kind == "parquet":
                     footer = pa.parquet.ParquetFile(raw).metadata
                     spark = (footer.metadata or {}).get(b"org.apache.spark.sql.parquet.row.metadata", b"")
-                    schema = str(footer.schema).partition("\n")[2]  # its first line is an address in memory
+                    schema = str(footer.schema).partition("\n")[2]  # the first line is a memory address
                     return replace(file, rows=footer.num_rows, layout=f"{schema}\n{spark!r}")
                 return self._look_at_lines(file, raw, is_local, count) if self.kind in LINES else file
         except (OSError, EOFError, ValueError, zlib.error, pa.ArrowException) as error:
@@ -338,7 +339,7 @@ class SourceFiles:
             return file
         chunks = _chunks(head, unpacked, None if ending else file.size)
         if not count:
-            for _ in chunks if ending else ():  # unpacked to its end, it is whole
+            for _ in chunks if ending else ():  # unpack a compressed file to its end, to prove that it is whole
                 pass
             return file
         lines, rows = counted(chunks, blank)
@@ -349,7 +350,7 @@ class SourceFiles:
         return replace(file, rows=rows - header, blank=lines - rows, header=header)
 
     def _count_in_tasks(self, files: Sequence[SourceFile]) -> list[SourceFile]:
-        """The same count where Spark cannot open the files."""
+        """Count lines in tasks through pyarrow, where Spark cannot open the files."""
         store, blank = objects.file_system(files[0].path)[0], _BLANK[self.kind]
         paths = [objects.path_in(file.path) for file in files]
 
@@ -378,7 +379,7 @@ class SourceFiles:
         ]  # fmt: skip
 
     def _count_by_spark(self, files: Sequence[SourceFile]) -> list[SourceFile]:
-        """The same count through Spark, for what Python does not reach or cannot unpack."""
+        """Count lines by a Spark job, for files that Python cannot reach or unpack."""
         if self.by_arrow:
             return self._count_in_tasks(files)
         reader = self._spark.read.format("text")
@@ -392,25 +393,25 @@ class SourceFiles:
         except (PySparkException, Py4JJavaError) as error:
             if len(files) == 1:
                 return [replace(files[0], trouble=_words(error))]
-            with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:  # one by one, to find out which it is
+            with ThreadPoolExecutor(max_workers=THREADS_MAX) as pool:  # one by one, to find the unreadable ones
                 return [file for each in pool.map(lambda file: self._count_by_spark([file]), files) for file in each]
         return [self._with_counts(file, *counts.get(file.metadata_path, (0, 0))) for file in files]
 
 
 def is_in(files: Iterable[SourceFile]) -> Column:
-    """Whether a row comes from one of these files; Spark does not open the others."""
+    """Whether a row comes from one of these files; as a filter, Spark opens no other files."""
     return F.col("_metadata.file_path").isin([file.metadata_path for file in files if file.metadata_path])
 
 
 def is_true(value: str | None) -> bool:
-    """Whether an option of Spark says yes."""
+    """Whether a reader option is "true"."""
     return str(value or "").strip().lower() == "true"
 
 
 def counted(chunks: Iterable[bytes], blank: bytes) -> tuple[int, int]:
-    """How many lines there are, and how many of them hold another byte than these.
+    """How many lines there are, and how many of them are not blank, that is, contain a byte other than ``blank``.
 
-    A line ends with a line feed, a carriage return or both, as for Hadoop's readers; the last one need not.
+    A line ends with a line feed, a carriage return or both, as for Hadoop's readers; the last line may lack its end.
 
     >>> counted([b"a\\r\\nb\\n", b" \\n\\nc"], b" ")
     (5, 3)
@@ -423,7 +424,7 @@ def counted(chunks: Iterable[bytes], blank: bytes) -> tuple[int, int]:
         both = np.count_nonzero(feeds[1:] & returns[:-1]) + bool(after_return and feeds[0])
         lines += int(np.count_nonzero(feeds) + np.count_nonzero(returns) - both)
         after_return, in_line = bool(returns[-1]), not (feeds[-1] or returns[-1])
-        # A row is a run of bytes that are neither blank nor the end of a line, blanks left out.
+        # With blanks removed, a row is a run of bytes that contains no line end.
         text = np.frombuffer(chunk.translate(None, bytes(set(blank) - {10, 13})), np.uint8)
         if len(text):
             inside = (text != 10) & (text != 13)
@@ -433,7 +434,7 @@ def counted(chunks: Iterable[bytes], blank: bytes) -> tuple[int, int]:
 
 
 def _chunks(head: bytes, file: IO[bytes], size: int | None) -> Iterator[bytes]:
-    """The bytes of a file from its beginning, at most so many: what is appended meanwhile is not read."""
+    """The bytes of a file from its beginning, at most ``size``: bytes appended meanwhile are not read."""
     chunk = head
     while chunk and (size is None or size > 0):
         yield chunk[:size]
@@ -442,7 +443,7 @@ def _chunks(head: bytes, file: IO[bytes], size: int | None) -> Iterator[bytes]:
 
 
 def _opened(spark: SparkSession, file: SourceFile) -> Any:
-    """A file of another file system, for the few bytes of a footer or a header."""
+    """Open a file that is not local, for the few bytes of a footer or a header."""
     if is_connect(spark) or not opens(spark, objects.scheme_of(file.path)):
         return objects.opened(file.path)
     try:
@@ -488,7 +489,7 @@ class _Remote(io.RawIOBase):
 
 
 def cannot_read(files: Sequence[SourceFile]) -> str:
-    """One line that names the first of the files that cannot be read, and how to go on without them."""
+    """One line that names the first unreadable files, and the option to continue without them."""
     return (
         f'{named_files(files)}; to go on without such files: --bad-files set_aside, bad_files = "set_aside" in [source]'
     )
@@ -501,7 +502,7 @@ def named_files(files: Sequence[SourceFile]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What a Spark error says, without its stack; of one out of the JVM, what began it."""
+    """The first line of a Spark error; for a JVM exception, of its root cause."""
     message: object = error
     if isinstance(error, Py4JJavaError):
         cause = error.java_exception
@@ -518,7 +519,7 @@ def _words(error: Exception) -> str:
 
 @contextmanager
 def naming_files() -> Iterator[None]:
-    """Turn Spark's pages about a file that it failed to read into one line that names the file."""
+    """Turn Spark's long error about a file that it failed to read into one line that names the file."""
     try:
         yield
     except (Py4JJavaError, PySparkException) as error:
@@ -529,7 +530,7 @@ def naming_files() -> Iterator[None]:
 
 
 def failed_file(text: str) -> str | None:
-    """Which file, or topic, Spark failed to read and why, out of what it says; None: it was something else.
+    """The file or topic that Spark failed to read, and why, from the text of its error; None: another error.
 
     >>> failed_file("[FAILED_READ_FILE.NO_HINT] Encountered error while reading file file:///a%20b.orc. SQLSTATE: X\\n"
     ...             "\\tat x\\nCaused by: java.io.IOException: no ORC")
@@ -546,24 +547,24 @@ def failed_file(text: str) -> str | None:
 
 
 def plain_path(url: str) -> str:
-    """A path as Hadoop prints it, from its URL."""
+    """The path of a URL, unquoted, as Hadoop prints paths."""
     return "file:" + unquote(url.removeprefix("file://")) if url.startswith("file:///") else unquote(url)
 
 
 def located(spark: SparkSession, path: str) -> str:
-    """The path as this session understands it: with the scheme and the folder that it starts from."""
+    """The path as this session resolves it: absolute, with its scheme."""
     try:
         return str(Place(spark, path)) if path else path
-    except (OSError, Misuse):  # no path to Hadoop, such as the name of something else: the reader says what is wrong
+    except (OSError, Misuse):  # not a path, such as a table's name: its reader reports what is wrong
         return path
 
 
 class _Hadoop:
-    """A path, by the JVM."""
+    """A path, through Hadoop's file systems in the JVM."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         jvm: Any = spark.sparkContext._jvm
-        # By its whole name: of jvm.org.apache... each step is looked for as a class, in every jar there is.
+        # By its full name: for jvm.org.apache... py4j looks up every step as a class, in every jar.
         there = getattr(jvm, "org.apache.hadoop.fs.Path")(path)
         self.files = there.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
         self._path = self.files.makeQualified(there)
@@ -593,7 +594,7 @@ class _Hadoop:
 
     def copy(self, target: _Hadoop) -> None:
         self.files.mkdirs(target._path.getParent())
-        if not self.rename(target) and not target.exists():  # by the store itself; a copy would come through here
+        if not self.rename(target) and not target.exists():  # the store renames by itself; copying goes through here
             raise OSError(f"cannot move {self.url} to {target.url}")
 
     def open(self) -> Any:
@@ -606,7 +607,7 @@ class _Hadoop:
         return data
 
     def write(self, data: bytes, *, over: bool) -> bool:
-        """Whether it was written: not if something is there, unless it is to be written ``over``."""
+        """Write the file; False if there is one already and ``over`` is not set."""
         try:
             stream = self.files.create(self._path, over)
         except Py4JJavaError as error:
@@ -619,7 +620,7 @@ class _Hadoop:
 
 
 class _Arrow:
-    """A path, by pyarrow: of Spark Connect, which gives its clients no file system, or where Spark has no connector."""
+    """A path, through pyarrow: for Spark Connect, which has no file system API, and stores without a connector."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._files, self._path = objects.file_system(path)
@@ -639,14 +640,14 @@ class _Arrow:
         return (path.removeprefix(f"{self._path}/") for path in files)
 
     def make(self) -> bool:
-        if not is_far(self.url):  # in a store a folder is there with its first file
+        if not is_far(self.url):  # in a store a folder exists with its first file
             self._files.create_dir(self._path, recursive=True)
         return True
 
     def remove(self) -> None:
         kind = self._files.get_file_info(self._path).type
         if kind == fs.FileType.Directory:
-            if is_far(self.url):  # or it may leave a marker where the folder was
+            if is_far(self.url):  # delete_dir alone may leave a marker object
                 self._files.delete_dir_contents(self._path, missing_dir_ok=True)
             with suppress(FileNotFoundError):
                 self._files.delete_dir(self._path)
@@ -657,7 +658,7 @@ class _Arrow:
         if not is_far(self.url):
             self._files.move(self._path, target._path)
             return True
-        for name in list(self.all_files()):  # in a store a folder has no name of its own
+        for name in list(self.all_files()):  # a store cannot rename a folder
             self._files.copy_file(f"{self._path}/{name}", f"{target._path}/{name}")
         self.remove()
         return True
@@ -683,16 +684,16 @@ class _Arrow:
 
 
 class Place:
-    """A folder, or a file, wherever Spark can write, and what is in it.
+    """A folder or file wherever Spark can write.
 
-    ``place / "firsts"`` is a folder or file below it; ``str(place)`` is what Spark reads from and writes to.
+    ``place / "firsts"`` is a folder or file below it; ``str(place)`` is the URL that Spark reads and writes.
     """
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
         self._url = path
         self.by_spark = opens(spark, objects.scheme_of(path))
-        """Whether Spark itself reads and writes rows there."""
+        """Whether Spark has a connector for this place."""
         with self._naming("open"):
             self._there: Any = (_Hadoop if self.by_spark and not is_connect(spark) else _Arrow)(spark, path)
         self._url = self._there.url
@@ -705,21 +706,21 @@ class Place:
 
     @property
     def shown(self) -> str:
-        """The place as a person writes it: a local path without its scheme."""
+        """The place for people: a local path without its scheme."""
         return self._url.removeprefix("file:")
 
     @property
     def local(self) -> Path | None:
-        """The same place for Python, if it is on a disk of this machine."""
+        """The path for Python if the place is on a local disk, else None."""
         return Path(self.shown) if self._url.startswith("file:") else None
 
     @property
     def renames(self) -> bool:
-        """Whether a folder gets another name in one step; object stores copy file by file."""
+        """Whether renaming a folder is atomic; object stores copy file by file."""
         return self.by_spark and objects.scheme_of(self._url) not in objects.STORES
 
     def read(self, schema: T.StructType | None = None) -> DataFrame:
-        """The rows of a folder of Parquet files; of one that this wrote, those of its list."""
+        """The rows of a folder of Parquet files; if `write` wrote it through Arrow, of the files in its list."""
         if self.by_spark:
             return parquet(self._spark, [self._url], schema)
         files = objects.written(self._url)
@@ -728,7 +729,7 @@ class Place:
         return objects.rows(self._spark, files, schema or objects.schema_of(files[0].url), root=self._url)
 
     def write(self, rows: DataFrame, partition_by: str | None = None) -> None:
-        """Write rows as Parquet into a new folder, or into one for each value of a column."""
+        """Write rows as Parquet into a new folder, with a partition folder for each value of ``partition_by``."""
         if self.by_spark:
             rows.write.partitionBy(*([partition_by] if partition_by else [])).parquet(self._url)
             return
@@ -740,14 +741,14 @@ class Place:
             return bool(self._there.exists())
 
     def names(self) -> list[str]:
-        """What lies in the folder; nothing if there is no folder. Hidden names do not count: Spark skips them."""
+        """The names in the folder, without those that begin with a dot; empty if there is no folder."""
         with self._naming("list"):
             names = self._there.names()
         return sorted(name for name in names if not name.startswith("."))
 
     def files(self) -> list[str]:
-        """All files below the folder, at any depth, by their relative paths; Hadoop's checksums do not count."""
-        if (folder := self.local) is not None:  # one call of Java costs as much as a hundred of these
+        """The relative paths of all files below the folder, at any depth, without Hadoop's checksum files."""
+        if (folder := self.local) is not None:  # one call to the JVM costs as much as a hundred of these
             walk = ((Path(above), [*folders, *names]) for above, folders, names in os.walk(folder))
             paths = [above / name for above, names in walk for name in names]
             paths = [path for path in paths if path.is_symlink() or not path.is_dir()]
@@ -764,25 +765,25 @@ class Place:
                 raise OSError(f"cannot write to {self.shown}")
 
     def remove(self) -> None:
-        """Remove it with all below it; nothing happens if it is not there."""
+        """Remove the place with everything below it; no error if it does not exist."""
         with self._naming("remove"):
             self._there.remove()
 
     def move_to(self, target: Place) -> None:
-        """Rename; what stood there before is removed first."""
+        """Rename; an existing target is removed first."""
         target.remove()
         with self._naming("move"):
             if not self._there.rename(target._there):
                 raise OSError(f"cannot move {self.shown} to {target.shown}")
 
     def settle_as(self, target: Place) -> None:
-        """Give a file its place in a store; nothing happens if it has it already. It may still be here afterwards."""
+        """Copy or rename a file within a store; a rename that was done before is no error."""
         with self._naming("copy"):
             self._there.copy(target._there)
 
     def publish_as(self, target: Place) -> None:
-        """Rename to a name that nothing may have yet; what is there stays, and `StaleWrite` says so."""
-        inside = target / self._url.rpartition("/")[2]  # where Hadoop's rename puts a folder if the target is one
+        """Rename to a name that must not exist yet: raise `StaleWrite` if it does, and leave it alone."""
+        inside = target / self._url.rpartition("/")[2]  # where Hadoop's rename moves a folder if the target exists
         with self._naming("publish"):
             moved = not target.exists() and self._there.rename(target._there)
         if not moved or inside.exists():
@@ -792,25 +793,25 @@ class Place:
             raise OSError(f"cannot publish {self.shown} as {target.shown}")
 
     def write_bytes(self, data: bytes) -> None:
-        if not self.by_spark:  # there one put is one step
+        if not self.by_spark:  # a single put is atomic
             self.write_over(data)
             return
         draft = Place(self._spark, f"{self}.new")
         if isinstance(draft._there, _Hadoop):
-            draft._there.files.setWriteChecksum(False)  # no .crc files beside what people read
+            draft._there.files.setWriteChecksum(False)  # no .crc files beside documents for people
         draft.write_over(data)
         if (file := self.local) is not None:
-            os.replace(draft.shown, file)  # in one step, where Hadoop has two
+            os.replace(draft.shown, file)  # atomic, where Hadoop needs two steps
         else:
             draft.move_to(self)
 
     def write_new(self, data: bytes) -> bool:
-        """Write a file that is not there yet; False, and nothing written, if it is. In a store see `put_new`."""
+        """Write a file that must not exist yet; return False if it does. In a store see `put_new`."""
         with self._naming("write"):
             return bool(self._there.write(data, over=False))
 
     def write_over(self, data: bytes) -> None:
-        """Write a file whether it is there or not; who reads it meanwhile may see a part of it."""
+        """Write a file, replacing an existing one; not atomic: a concurrent reader may see a part of it."""
         with self._naming("write"):
             self._there.write(data, over=True)
 
@@ -840,7 +841,7 @@ def parquet(
     spark: SparkSession, urls: Sequence[str], schema: T.StructType | None = None, *, root: str = "",
     at: str | None = None,
 ) -> DataFrame:  # fmt: skip
-    """The rows of Parquet files, one at least. ``at``: a further column with the file of each."""
+    """The rows of Parquet files, at least one. ``at``: add a column of this name with the file of each row."""
     if opens(spark, objects.scheme_of(urls[0])):
         reader = spark.read if schema is None else spark.read.schema(schema)
         rows = reader.parquet(*urls)

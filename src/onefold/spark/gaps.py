@@ -1,11 +1,11 @@
 """The missing ranges of each chain or producer, from the messages that counted, or from a memory.
 
 Between two neighbours ``a < b`` of a chain something is missing exactly if ``b`` names a previous message above ``a``:
-then ``(a, previous of b]`` was never seen. That is the state the engine ends with, gaps it had to forget included, so a
-window over the firsts finds all of it in the JVM, in one narrow shuffle.
+then ``(a, previous of b]`` was never seen. This is the final state of the engine, including gaps that it had to forget,
+so a window over the firsts finds all ranges in the JVM, in one narrow shuffle.
 
-The tasks that judge note them too (`notes`), and a memory has those that are open; both by the hashes of their keys.
-The keys themselves are in the rows.
+The judging tasks note the ranges too (`notes`), and a memory has the open ones; both by the hashes of their keys. The
+keys themselves are in the rows.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def missing_ranges(firsts: DataFrame, columns: ChainColumns | None = None, *, fl
     firsts = names.added_to(firsts)
     names = names.of(firsts)
     key = [F.col(quoted(name)) for name in names.key]
-    if names.previous_timestamp is None:  # nobody names what came before: nothing can be known to be missing
+    if names.previous_timestamp is None:  # without previous numbers nothing can be known to be missing
         nothing = {name: F.lit(None).cast("long") for name in RANGE_ENDS}
         return firsts.select(*key, *(column.alias(name) for name, column in nothing.items())).limit(0)
     number = _number(firsts, names.timestamp, names.sequence)
@@ -72,13 +72,13 @@ def missing_ranges(firsts: DataFrame, columns: ChainColumns | None = None, *, fl
 
 
 def range_end(df: DataFrame, names: ChainColumns, ms: Column, sequence: Column, ends: Sequence[str]) -> list[Column]:
-    """The end of a range as the table has its numbers: a time of the type of its column, else milliseconds."""
+    """The end of a range: a time of the column's type if it is one of times, else milliseconds."""
     kind = df.schema[names.timestamp].dataType
     if not isinstance(kind, TIME):
         return [ms.alias(ends[0]), sequence.alias(ends[1])]
     if names.sequence is not None:
         return [as_time(ms, None, kind).alias(ends[0]), sequence.alias(ends[1])]
-    nothing = F.when(ms.isNotNull(), F.lit(0).cast("long"))  # what is below the millisecond is part of the time
+    nothing = F.when(ms.isNotNull(), F.lit(0).cast("long"))  # the time includes the part below the millisecond
     return [as_time(ms, sequence, kind).alias(ends[0]), nothing.alias(ends[1])]
 
 
@@ -133,7 +133,7 @@ def gaps_of(records: KeyRecords) -> ItemLists:
 
 
 def counters_of(records: KeyRecords, runs_max: int = GAP_COUNT_MAX) -> Counters:
-    """What a memory has of counters that restart, numbered as the records."""
+    """The restarting counters in a memory, numbered like the records."""
     counts, runs = records.lists["runs"]
     return Counters(
         Runs(np.repeat(np.arange(len(counts)), counts), *runs), records.values["forgotten"].copy(), runs_max
@@ -148,8 +148,8 @@ def _table(spark: SparkSession, gaps: NDArray[np.int64]) -> DataFrame:
 def gaps_below(
     rows: DataFrame, columns: ChainColumns, integers: Sequence[Column], gaps: NDArray[np.int64]
 ) -> DataFrame:
-    """These gaps (both halves of the key's hash, lower and upper ends) with their keys, as ranges: above each of them
-    lies exactly one of the rows, which names its upper end as its previous number.
+    """These gaps (both halves of the key's hash, lower and upper ends) with their keys, as ranges. Exactly one row lies
+    directly above each gap: it names the gap's upper end as its previous number.
     """
     key, check, _, previous, *_ = integers
     by = [*NAME, GAP_COLUMNS[3]]
@@ -159,16 +159,16 @@ def gaps_below(
 
 
 def key_names(tables: Sequence[DataFrame], key: Sequence[str], wanted: DataFrame) -> DataFrame:
-    """Of the keys in these tables those that are wanted by their hashes, once each: the key columns and the hashes."""
+    """The key columns and hashes of those keys in the tables whose hashes are wanted, once each."""
     cells = [F.col(quoted(name)) for name in key]
-    hashes = F.xxhash64(*cells), F.xxhash64(F.lit(1), *cells)  # as the engines name their keys
+    hashes = F.xxhash64(*cells), F.xxhash64(F.lit(1), *cells)  # as in the engines
     names = [half.alias(name) for half, name in zip(hashes, NAME, strict=True)]
     every = reduce(DataFrame.unionByName, (table.select(*cells, *names) for table in tables))
     return every.join(F.broadcast(wanted.select(*NAME)), [*NAME], "left_semi").dropDuplicates([*NAME])
 
 
 def named_ranges(rows: DataFrame, columns: ChainColumns, gaps: DataFrame, *, floor: Floor = "first") -> DataFrame:
-    """What `missing_ranges` tells, from gaps beside their keys; ``rows`` has the types of the columns."""
+    """The result of `missing_ranges`, from gaps with their keys; ``rows`` has the types of the columns."""
     names, (lower, upper) = columns.of(rows), map(F.col, GAP_COLUMNS[2:4])
     seen = F.when(lower >= 0, lower)
     ends = [
@@ -181,7 +181,7 @@ def named_ranges(rows: DataFrame, columns: ChainColumns, gaps: DataFrame, *, flo
 
 
 def named_sequences(rows: DataFrame, columns: ProducerColumns, gaps: DataFrame) -> DataFrame:
-    """What `missing_sequences` tells, from gaps beside their keys, whose ends are sequences counted from 1."""
+    """The result of `missing_sequences`, from gaps with their keys; their ends are sequences counted from 1."""
     lower, upper, since = map(F.col, GAP_COLUMNS[2:])
     ends = F.when(lower > 0, lower - 1).alias(LOWER[1]), (upper - 1).alias(UPPER[1])
     at = _seen_at(rows, columns, F.when(lower > 0, since))

@@ -1,17 +1,18 @@
 """``df.transform(judge_ids("event_id"))``: every row of a table or a stream gets its verdict, by the id of its message.
 
 For rows that have an id (a UUID, an order number, several columns together) and neither a running number nor the number
-of the one before. The id may be of any type but maps; its name is 128 bits of hash. Rows of one id meet in one task,
-six or seven integers per row cross to Python, one byte comes back, and the wide row stays in the JVM (see `host`).
+of the previous message. The id may be of any type but maps; it is named by 128 bits of hash. Rows of one id meet in
+one task, six or seven integers per row cross to Python, one byte comes back, and the wide row stays in the JVM (see
+`host`).
 
-A table is exact: of the rows of an id the first by ``order`` counts; without one the earliest by ``time``, and of equal
-ones that with the lowest hash of all that it holds, which says nothing but is the same every time.
+A table is exact: the first row of an id by ``order`` counts; without an order the earliest by ``time``, and of equal
+ones that with the lowest hash of the whole row, which is arbitrary but reproducible.
 
-A stream, or a table that goes on, remembers ids in a memory folder, 16 bytes each, 24 with content to compare. With a
-``window`` they lie in slices of time, a table of the memory each: a batch looks at the slices that its rows fall into,
-and a slice that is older than the window is taken along no more. Each bucket of the memory has its own newest time, so
-its own horizon; that of a bucket is never later than that of all, and nothing within the window is forgotten. Without a
-``time`` that copies share the clock of the batches stands in, and all slices are searched.
+A stream, or a table with a memory, remembers ids in a memory folder, 16 bytes each, 24 with content to compare. With a
+``window`` ids are kept in slices of time, each a table of the memory: a batch looks up the slices that its rows fall
+into, and slices older than the window are dropped. Each bucket of the memory has its own newest time, so its own
+horizon; a bucket's horizon is never later than that of all, so nothing within the window is forgotten. Without a
+``time`` that copies share, the clock of the batches is used, and all slices are searched.
 
 The rules are those of `onefold.ids`; the memory is that of `memory`.
 """
@@ -78,7 +79,7 @@ Keep = Literal["first", "last"]
 
 DIGEST: Final = "digest"
 NEWEST: Final = "newest"
-"""The figure of a bucket that holds the newest time seen there."""
+"""The figure of a bucket with the newest time seen in it."""
 LOGGER: Final = logging.getLogger("onefold")
 
 
@@ -95,20 +96,20 @@ def judge_ids(
         judged = stream.transform(judge_ids("event_id", time="ts", window="7 days", memory="memory/events"))
 
     ``id``: the column or columns that copies share, of any type but maps; ``"header.id"`` is a field of a struct, and
-    an expression such as ``F.lower("email")`` will do.
-    ``order``: of the rows of an id the lowest counts, or with ``keep="last"``, in a table, the highest. ``payload``:
-    the content; a copy with another one is a conflict: rejected, or with ``on_conflict="repeat"`` a copy all the same.
-    The rows come out in no particular order.
+    expressions such as ``F.lower("email")`` are accepted.
+    ``order``: the row of an id with the lowest value counts; with ``keep="last"``, in a table, the highest.
+    ``payload``: the content; a copy with other content is a conflict: rejected, or with ``on_conflict="repeat"`` a
+    repeat. The rows come out in no particular order.
 
     ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
     sorted on disk.
 
-    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
-    ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``window``, for how long
-    ids are remembered ("7 days", or a number of ms; None: for ever), by ``time``, a column that copies share: when the
-    event happened. Rows that are older than the window are UNSURE. Without a ``time`` the clock of the batches stands
-    in, and a copy that comes after the window counts again. ``state_rows_max``: how many ids a bucket remembers, beyond
-    which new ones are UNSURE; ``buckets``, into how many parts the memory is split.
+    ``memory``: the folder of the memory. A stream needs one; a table with a memory needs its ``version``, one above the
+    last (in ``foreachBatch``, the number of the batch). Options of the memory: ``window``, how long ids are remembered
+    ("7 days", or a number of ms; None: for ever), by ``time``, a column that copies share: when the event happened.
+    Rows older than the window are UNSURE. Without a ``time`` the clock of the batches is used, and a copy that comes
+    after the window counts again. ``state_rows_max``: how many ids a bucket remembers, beyond which new ones are
+    UNSURE; ``buckets``, into how many parts the memory is split.
     """
     engine = IdsEngine(
         columns=IdColumns(id=id, time=time, order=order, payload=payload),  # type: ignore[arg-type]
@@ -124,24 +125,24 @@ class Cell(NamedTuple):
 
     @property
     def hashed(self) -> Column:
-        """The value as Spark's own hash can take it."""
+        """The value in a form that Spark's hash accepts."""
         return hashable(self.column, self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdColumns(RoleColumns):
-    """The names of the columns; None says that there is no such column. Case does not matter where it need not.
+    """The names of the columns; None: there is no such column. Names are case-insensitive unless that is ambiguous.
 
     >>> IdColumns(id=("shop", "order"), time="ts").id
     ('shop', 'order')
     """
 
     id: tuple[str, ...] = ("id",)
-    """Together they name the message: of any type but maps, also fields of structs."""
+    """Together they identify the message: of any type but maps, also fields of structs."""
     time: str | None = None
-    """When the event happened, the same for all copies: by it ids are forgotten."""
+    """When the event happened, the same for all copies: ids are forgotten by it."""
     order: str | None = None
-    """The order of judgement, such as the time of arrival. Null comes before all others."""
+    """The order of judgement, such as the time of arrival. Null comes first."""
     payload: tuple[str, ...] = ()
     """The content: two rows of one id that differ in it contradict each other. Empty: this is not checked."""
 
@@ -182,7 +183,7 @@ def cell_of(df: DataFrame, name: str) -> Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsEngine(Engine):
-    """By the ids that were seen; see `judge_ids`."""
+    """Judges by the ids that were seen; see `judge_ids`."""
 
     name: ClassVar[str] = "ids"
     answers = ANSWERS
@@ -228,7 +229,7 @@ class IdsEngine(Engine):
         turn = nothing
         if order is not None:
             turn = F.coalesce(in_order(rows, order), F.lit(host.BEFORE_ALL).cast("long"))
-        # Nulls are told apart from nothing: Spark's hash passes over them, and (null, "a") would equal ("a", null).
+        # Spark's hash skips nulls, so that (null, "a") would equal ("a", null): hash whether each part is null.
         content = [part for cell in payload for part in (cell.column.isNull(), cell.hashed)]
         columns = (
             F.xxhash64(*key),
@@ -242,7 +243,7 @@ class IdsEngine(Engine):
         return Integers(columns, read, key)
 
     def _judged(self, df: DataFrame, id: Sequence[Cell], time: Column) -> Column:
-        """The time of each row, or why it is refused."""
+        """The time of each row, or the negative code of its refusal."""
         names = self.columns
         refusals: dict[str, list[Column | None]] = {
             "malformed": [F.col(CORRUPT).isNotNull() if CORRUPT in df.columns else None],
@@ -267,7 +268,7 @@ class IdsEngine(Engine):
         for part in parts:
             buffer.append(part)
             rows += len(part.key)
-            if rows > self.rows_in_memory_max:  # sorted on disk, and judged window by window
+            if rows > self.rows_in_memory_max:  # sort on disk, and judge window by window
                 every = chain(buffer, parts)
                 yield from host.judge_partition(every, judge_window, self.rows_in_memory_max, wanted=None)
                 return
@@ -316,7 +317,7 @@ class IdsEngine(Engine):
         return ids_judged
 
     def missing(self, firsts: DataFrame) -> DataFrame:
-        """Nothing: an id says nothing of the others."""
+        """Nothing: ids do not tell what is missing."""
         ends = (F.lit(None).cast("long").alias(name) for name in RANGE_ENDS)
         return firsts.select(*(F.col(quoted(name)) for name in self.key), *ends).limit(0)
 
@@ -350,20 +351,20 @@ class IdsEngine(Engine):
 WITHIN_MS: Final = (
     0, 1_000, 10_000, 60_000, 600_000, 3_600_000, 6 * 3_600_000, 86_400_000, 7 * 86_400_000, 30 * 86_400_000,
 )  # fmt: skip
-"""The lines of the table of lags."""
+"""The rows of the table of lags."""
 WINDOW_SHARES: Final = (0.99, 0.999, 0.9999)
 MOST_SHOWN: Final = 20
 SAMPLE_CHARS_MAX: Final = 120
 COPIES_SENT_MAX: Final = 2_000_000
-"""So many copies, of about 100 bytes, go to every task and meet their firsts there; more are shuffled with them."""
+"""Up to this many copies, of about 100 bytes each, are broadcast to meet their firsts; more are shuffled."""
 _NAME, _MS, _ID, _LAG = ("_onefold_a", "_onefold_b"), "_onefold_ms", "_onefold_id", "_onefold_lag"
 
 
 def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]:
-    """Of how many ids the ``count`` copies among judged rows of a table are, through which `FILE` they and their firsts
-    came, how long after, which ids have most, and which columns of content contradict the first.
+    """About the ``count`` copies among judged rows of a table: how many ids they have, the `FILE` of each copy and of
+    its first, how long after it they came, which ids have most, and which columns contradict the first.
 
-    Cost: a join of the copies with their firsts, which is kept while a few small aggregates look at it.
+    Cost: a join of the copies with their firsts, persisted for a few small aggregates.
     """
     paired = _paired(rows, columns, is_few=count <= COPIES_SENT_MAX).persist()
     content = [f"c{i}" for i in range(len(columns.payload))]
@@ -393,7 +394,7 @@ def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]
             lambda: _lag_table(paired, columns, sums),
             lambda: _conflicts(paired, differs) if sums["conflicts"] else [],
         ]
-        # All at once: of a small table most of the time is planning, in which the cores have nothing to do.
+        # Concurrently: a small table takes most of its time for planning, while the cores are idle.
         with ThreadPoolExecutor(len(looks), thread_name_prefix="onefold-copies") as threads:
             begun = [threads.submit(on_thread(rows.sparkSession, look)) for look in looks]
             places, (ids, worst), lags, conflicts = (look.result() for look in begun)
@@ -414,7 +415,7 @@ def copies_of(rows: DataFrame, columns: IdColumns, count: int) -> dict[str, Any]
 
 
 def _paired(rows: DataFrame, columns: IdColumns, *, is_few: bool) -> DataFrame:
-    """Every copy beside its first: their name, the id as text, ``first`` and ``copy``, and the lag in ms."""
+    """Every copy joined with its first: their hash, the id as text, ``first`` and ``copy``, and the lag in ms."""
     id, payload = ([cell_of(rows, name) for name in own] for own in (columns.id, columns.payload))
     key = [cell.hashed for cell in id]
     at = F.lit(None).cast("long") if columns.order is None else milliseconds(rows, columns.order)
@@ -432,13 +433,13 @@ def _paired(rows: DataFrame, columns: IdColumns, *, is_few: bool) -> DataFrame:
     )
     firsts = every.where(F.col(host.VERDICT) == "FIRST").select(*_NAME, _ID, F.col("row").alias("first"))
     first, copy = (F.col(f"{side}.{_MS}") for side in ("first", "copy"))
-    # Whole numbers that would be times of before 1973 are offsets.
+    # Whole numbers that would be times before 1973 are taken for offsets.
     lag = F.when(F.least(first, copy) >= SECONDS_BELOW, F.try_subtract(copy, first))
     return firsts.join(F.broadcast(copies) if is_few else copies, [*_NAME]).withColumn(_LAG, lag)
 
 
 def _places(rows: Sequence[Any]) -> list[dict[str, Any]]:
-    """Through which files copies and firsts came; of files what their paths do not share."""
+    """The files of copies and firsts, by their paths without the common part."""
     names = {row[side] for row in rows for side in ("first", "copy")}
     cut = {name: name for name in names}
     if all(":/" in str(name) for name in names):
@@ -463,7 +464,7 @@ def _lag_table(paired: DataFrame, columns: IdColumns, sums: Mapping[str, Any]) -
 
     lags, windows = Distribution.of(paired, _LAG), []
     upto = np.cumsum(lags.count)
-    for share in WINDOW_SHARES:  # the window is that of the end of a bucket, up to one part in two thousand longer
+    for share in WINDOW_SHARES:  # rounded up to the end of a bucket: up to one part in two thousand too long
         at = int(np.searchsorted(upto, rank_of(share, lags.total)))
         lower, caught = int(lags.lower[at]), int(upto[at])
         end = min(lower + (1 << max(0, lower.bit_length() - DIGITS)) - 1, lags.most)
@@ -476,7 +477,7 @@ def _lag_table(paired: DataFrame, columns: IdColumns, sums: Mapping[str, Any]) -
 
 
 def _conflicts(paired: DataFrame, differs: Mapping[str, Column]) -> list[dict[str, Any]]:
-    """Some of the copies that contradict their firsts, with what does."""
+    """Some of the copies that contradict their firsts, with the columns that differ."""
     cells = [F.when(cell, F.lit(name)) for name, cell in differs.items()]
     wrong = paired.where(reduce(or_, differs.values())).orderBy(*_NAME).limit(MOST_SHOWN // 2)
     lines = []
@@ -493,7 +494,7 @@ def _rows(rows: KeyColumns) -> IdRows:
 
 
 class BucketSlices:
-    """The slices of a bucket of a memory: a table each, named by their number."""
+    """The slices of a bucket of a memory: each a table, named by its number."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
@@ -519,7 +520,7 @@ class BucketSlices:
 
 @cache
 def _say_what_it_costs(path: str) -> None:
-    """Once for each memory."""
+    """Log a warning, once for each memory."""
     LOGGER.warning(
         "%s: no window is set, so every id is remembered for ever: 16 bytes each, 1.6 GB for 100 million; `onefold"
         ' window` says which window your data needs, then window="7 days"',

@@ -1,22 +1,22 @@
 """A stream of chains in order: per chain, messages come out in order, or after the gap before them was given up.
 
-The host and the memory are those of every engine; rows that are held back are the only thing more. They lie beside the
-records of their chains:
+Host and memory are those of every engine; only the rows that are held back come on top. They lie beside the records of
+their chains:
 
     MEMORY/_held/000000000012/*.parquet    the rows that version 12 holds back, each with the code of its answer
-    MEMORY/_held/000000000012.json         that the folder is whole, how many rows it has, of which columns
+    MEMORY/_held/000000000012.json         marks the folder as complete: its number of rows, and their columns
 
-A batch judges the rows that came and those that the version before it held back, all of them, in the same tasks. A row
-keeps the answer that it got when it came; out of the task comes that code, with `HELD` added if the row is to wait. So
-a chain that holds something is looked at in every batch, and a wait ends with the first batch after it. What waits is
-written before anything is published: when the sink has a batch, the next one finds all that it needs.
+A batch judges the new rows together with all rows that the version before it held back, in the same tasks. A row keeps
+the answer that it got when it arrived; the task returns that code, with `HELD` added if the row is to wait. So a chain
+that holds rows is looked at in every batch, and a wait ends with the first batch after it. Waiting rows are written
+before anything is published: once the sink has a batch, the next batch finds everything that it needs.
 
-Every row is judged when it comes. A FIRST comes out when its chain releases it, all else at once. Giving up a gap
-releases all that its chain holds, so that losses in a row cost one wait and not one each; the ranges given up are
-the blob of a bucket, and named by the rows that they let go.
+Every row is judged when it arrives. A FIRST comes out when its chain releases it, all other rows at once. Giving up a
+gap releases everything that its chain holds, so that consecutive losses cost one wait and not one each; the ranges
+given up are the blob of a bucket, and get their keys from the rows that they release.
 
-Time is that of the micro-batch, which Spark writes down before it runs: a batch that is tried again gives up the same
-gaps. A task has the integers of all its rows in memory, of new ones and of those that wait.
+The time is that of the micro-batch, which Spark logs before running it: a retried batch gives up the same gaps. A task
+holds the integers of all its rows in memory, new and waiting.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -62,17 +62,17 @@ HELD: Final = 64
 """Added to the code of a row that is to wait."""
 CODE: Final = "_onefold_code"
 NEW: Final = -1
-"""The code of a row that was not judged yet."""
+"""The code of a row that is not judged yet."""
 FOLDER: Final = "_held"
 
 OrderedStep: TypeAlias = Callable[[DataFrame], AbstractContextManager[tuple[DataFrame, DataFrame]]]
-"""A batch -> the messages that come out with it, and the ranges that it gave up."""
+"""From a batch to the messages that come out with it, and the ranges that it gave up."""
 
 _VALUES: Final = OrderedChains._fields[2:]
 
 
 def settings_of(engine: ChainsEngine, options: MemoryOptions) -> OrderSettings:
-    """How chains wait; what lies below the first message of a chain is a repeat (``floor="first"``)."""
+    """How chains wait. Messages below the first one of a chain are repeats (``floor="first"``)."""
     settings = OrderSettings(int(options.ordered_wait_ms or 0), 0, 0, "light", BUFFER_MAX, engine.gap_count_max)
     if engine.floor != "first":
         raise Misuse(
@@ -85,9 +85,9 @@ def settings_of(engine: ChainsEngine, options: MemoryOptions) -> OrderSettings:
 
 @contextmanager
 def in_order(rows: DataFrame, engine: ChainsEngine, options: MemoryOptions) -> Iterator[tuple[DataFrame, DataFrame]]:
-    """The messages that come out with a batch, and the ranges that it gave up; what waits is kept by then.
+    """The messages that come out with a batch, and the ranges that it gave up; waiting rows are written by then.
 
-    It is evaluated once, however often these two are.
+    The batch is judged once, however often the two are evaluated.
     """
     engine.columns.check(rows)
     host.prepare(rows)
@@ -103,7 +103,8 @@ def in_order(rows: DataFrame, engine: ChainsEngine, options: MemoryOptions) -> I
         written = waiting.write(coded.where(F.col(REASON) >= HELD), version, options.keep)
         newest = MemoryFolder.anywhere(str(options.path)).newest(version + 1).values()
         own = [run for run in newest if run.header["version"] == version]
-        again, held = sum(run.header["figures"]["again"] for run in own), sum(map(_held, newest))
+        again = sum(run.header["figures"]["again"] for run in own)
+        held = sum(run.header["figures"]["held"] for run in newest)
         if (again, held) != (count, written):
             raise BooksDoNotBalance(
                 f"batch {version}: {count} rows were held back and {again} of them came again; of those judged {held}"
@@ -114,7 +115,8 @@ def in_order(rows: DataFrame, engine: ChainsEngine, options: MemoryOptions) -> I
         key, check, _, _, number, *_ = integers.columns
         order = F.struct(key.alias("key"), check.alias("check"), number.alias("number"), REASON)
         messages = out.withColumn(ORDER, order).drop(*integers.readings)
-        lost = np.concatenate([np.empty((4, 0), np.int64), *(_ranges(run.blob) for run in own)], axis=1)
+        blobs = (np.frombuffer(run.blob, np.int64).reshape(4, -1) for run in own)
+        lost = np.concatenate([np.empty((4, 0), np.int64), *blobs], axis=1)
         counted = out.where(F.col(REASON).isin(np.flatnonzero(COUNTS).tolist()))
         gaps = gaps_below(counted if lost.size else counted.limit(0), fitted.columns, integers.columns, lost)
         one = gaps.repartition(1).sortWithinPartitions(*gaps.columns)
@@ -123,31 +125,23 @@ def in_order(rows: DataFrame, engine: ChainsEngine, options: MemoryOptions) -> I
         coded.unpersist()
 
 
-def _held(run: Any) -> int:
-    return int(run.header["figures"]["held"])
-
-
-def _ranges(blob: bytes) -> host.Int64s:
-    return np.frombuffer(blob, np.int64).reshape(4, -1)
-
-
 class HeldRows:
-    """The rows that wait, version by version; of these columns."""
+    """The waiting rows of each version, with these columns."""
 
     def __init__(self, folder: Place, schema: T.StructType) -> None:
         self._folder = folder
         self._columns = [[field.name, field.dataType.simpleString()] for field in schema]
-        # By position: a file does not tell names apart that differ in case.
+        # By position, because Spark's column names are case-insensitive.
         fields = [T.StructField(f"c{i}", field.dataType) for i, field in enumerate(schema)]
         self._schema = T.StructType([*fields, T.StructField(CODE, T.ByteType())])
 
     def of(self, rows: DataFrame, version: int) -> tuple[DataFrame | None, int]:
-        """What a version held back, as further rows, and how many it said they were; None: none."""
+        """The rows that a version held back (None: none), and how many there must be."""
         if version < 0:
             return None, 0
         whole = self._folder / f"{version:012}.json"
         if not whole.exists():
-            raise BadInput(f"{whole.shown} is missing: what batch {version} held back is not known any more")
+            raise BadInput(f"{whole.shown} is missing: what batch {version} held back is lost")
         document = whole.read_json()
         if document["columns"] != self._columns:
             raise Misuse(
@@ -159,7 +153,7 @@ class HeldRows:
         return read.toDF(*rows.columns, CODE), int(document["rows"])
 
     def write(self, rows: DataFrame, version: int, keep: int) -> int:
-        """Keep these rows as what a version holds back, in place of an earlier attempt at it; how many they are."""
+        """Write the rows that a version holds back, replacing an earlier attempt; return how many."""
         folder, whole = self._folder / f"{version:012}", self._folder / f"{version:012}.json"
         whole.remove()
         counter = Observation()
@@ -173,13 +167,13 @@ class HeldRows:
             folder.remove()
         whole.write_json({"rows": count, "columns": self._columns})
         for name in self._folder.names():
-            if int(name.removesuffix(".json").removesuffix(".new")) < version - keep:
+            if int(name.partition(".")[0]) < version - keep:
                 (self._folder / name).remove()
         return count
 
 
 def verify_held(storage: Storage) -> tuple[int, list[str]]:
-    """Read all rows that a memory says it holds back: how many files they are in, and what is wrong with them."""
+    """Read all rows that a memory holds back; return the number of files, and a line for each problem."""
     files, problems = 0, []
     for document in (name for name in storage.names(FOLDER) if name.endswith(".json")):
         version = f"{FOLDER}/{document.removesuffix('.json')}"
@@ -198,7 +192,7 @@ def verify_held(storage: Storage) -> tuple[int, list[str]]:
 def judge_bucket(
     rows: KeyColumns, bucket: Bucket, settings: OrderSettings, options: MemoryOptions, now_ms: int
 ) -> Codes:
-    """The codes of rows of a bucket, of new ones and of those that wait; runs in a task."""
+    """The codes of a bucket's rows, new and waiting; runs in a task."""
     (code,) = rows.more
     again = np.flatnonzero(code >= 0)
     first = np.concatenate(([True], (rows.key[1:] != rows.key[:-1]) | (rows.key_check[1:] != rows.key_check[:-1])))

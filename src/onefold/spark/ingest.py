@@ -1,30 +1,30 @@
-"""Reading a source: any Spark format, one clear error for what cannot be read, no row lost for what is malformed.
+"""Reading a source in any Spark format: one clear error for a source that cannot be read, and no row lost.
 
 Nothing is inferred that could change a message:
 
-    keys and numbers    in text formats (JSON lines, CSV) are read as text, as written: ``"001"`` stays what it is, and
-                        one bad value spoils its own row and not the type of the column
+    keys and numbers    in text formats (JSON lines, CSV) are read as text, as written: ``"001"`` stays ``"001"``, and
+                        one bad value spoils its row, not the type of the column
     partition folders   hold text (``device=001`` and ``device=1`` are two devices), unless ``partition_types="infer"``
-    columns             are collected over all files: one that only some have is null elsewhere; CSV files are read by
-                        their own header lines; Parquet and ORC files that disagree on a type are refused by name
-    JSON lines          are judged one by one. A line that is not exactly one JSON object with distinct keys is odd: it
-                        is kept whole in ``_corrupt_record`` and rejected as `malformed`; those around it are untouched.
-                        Where no line is odd, there is no such column
-    files               that cannot be read, empty ones included, are named (`files`)
+    columns             are collected over all files: a column that only some files have is null in the others; each CSV
+                        file is read by its own header; Parquet and ORC files that disagree on a type are refused
+    JSON lines          are checked one by one. A line that is not exactly one JSON object with distinct keys is odd: it
+                        is kept whole in ``_corrupt_record`` and rejected as `malformed`; other lines are unaffected.
+                        If no line is odd, there is no such column
+    unreadable files    including empty ones, are reported by name (`files`)
 
 Spark's JSON parser is lenient: of two objects on a line it takes the first, of a duplicate key the last, it spreads a
 list into rows, replaces bytes that are not UTF-8; and two spellings of one name (``Note``, ``note``) in a single line
 make the whole source unreadable. So JSON lines are surveyed first, in one native pass: which columns there are, and
-whether any line is odd. If none is, Spark's own reader reads them, which is fastest; else each line is parsed here,
-with one column expression per question:
+whether any line is odd. If none is odd, Spark's own reader reads them, which is fastest; else each line is parsed here,
+with one column expression per check:
 
     valid text      ``is_valid_utf8``
     one object      it is parsed as the first element of a list whose second is a random mark: a second object ends the
-                    list early or makes it longer. A line with one pair of braces, around it all, need not be asked
-    distinct keys   ``try_parse_json`` refuses a duplicate key at any depth; of the line in lower case, also two
-                    spellings of it. It refuses malformed numbers and half surrogates as well
+                    list early or makes it longer. A line with a single, outer pair of braces needs no such check
+    distinct keys   ``try_parse_json`` refuses a duplicate key at any depth; applied to the line in lower case, also two
+                    spellings of one key. It refuses malformed numbers and lone surrogates too
 
-A blank line is no message.
+Blank lines are skipped.
 """
 
 from __future__ import annotations
@@ -65,41 +65,43 @@ from onefold.spark.files import (
     is_true,
 )
 from onefold.spark.host import Transform
-from onefold.spark.lakes import DELTA, ICEBERG, PACKAGES, Snapshot, open_snapshot
+from onefold.spark.lakes import DELTA, ICEBERG, PACKAGES, Snapshot, open_snapshot, refuse_connector_options
 from onefold.spark.session import opens
 from onefold.spark.versions import FileKey
 
 PartitionTypes: TypeAlias = Literal["text", "infer"]
 
 TABLE: Final = "table"
-"""The format of a table of the catalogue, whose path is its name."""
+"""A table of Spark's catalogue; its path is the table's name."""
 KAFKA: Final = "kafka"
-"""The format of topics of Kafka, whose path is kafka://HOST:PORT/TOPIC; see `kafka`."""
+"""Kafka topics; the path is kafka://HOST:PORT/TOPIC, see `kafka`."""
 LOG: Final = "onefold-log"
-"""The format of a topic's log; see `log_source`."""
+"""The log of a topic, see `log_source`."""
 PROBE_ROWS = 1_000
-"""How many rows are looked at before a text column is believed to hold numbers."""
+"""How many rows are checked for a number before a text column is refused."""
 TIMES = ("timestamp", "arrival", "order", "time")
-"""Roles whose columns hold times, or numbers; that of the previous message may be empty for long."""
+"""Roles whose columns hold times or numbers. (The previous message's time may be null in many first rows.)"""
 LOOSE: Final = {
     "allowcomments", "allowunquotedfieldnames", "allowsinglequotes", "allownumericleadingzeros", "infertimestamp",
     "allowbackslashescapinganycharacter", "allowunquotedcontrolchars", "allownonnumericnumbers", "multiline",
 }  # fmt: skip
-"""Options that ask for more than JSON, or for less than a line: with one, Spark's own reader says what a row is."""
+"""Options for more than strict JSON lines: with one of them, Spark's own reader decides what a row is."""
 STRICT: Final = {"allowNonNumericNumbers": "false", "allowSingleQuotes": "false"}
+NAMED: Final = {"columnNameOfCorruptRecord": CORRUPT}
+"""Overrides the session's name for this column: under another name, rows that were cut short would pass as good."""
 VALUE: Final = "value"
-"""The column that holds a line."""
+"""The column with the text of a line."""
 AT: Final = "_onefold_at"
-"""The column with the file of a row, where that is asked."""
+"""The column with the file that a row came from."""
 
 _FORMATS = {"jsonl": "json", "ndjson": "json"}
 _FILES = {"parquet", "json", "csv", "orc", "text", "avro"}
 _DEFAULT_OPTIONS = {"csv": {"header": "true"}}
 _STREAM_OPTIONS = {"maxfilespertrigger", "maxbytespertrigger", "latestfirst", "maxfileage", "cleansource"}
 _INFERRED = {"payload"}
-"""Roles whose columns are compared, but name nothing: they keep the type that they have."""
+"""Roles whose columns are only compared: their types may be inferred."""
 _LADDERS: Final = ((T.ByteType, T.ShortType, T.IntegerType, T.LongType), (T.FloatType, T.DoubleType))
-"""Types of which each holds all values of those before it."""
+"""In each ladder, a type holds all values of the types before it."""
 _OBJECT: Final = re.compile(r"`(?:[^`]|``)*`|OBJECT<")
 
 
@@ -111,13 +113,13 @@ class SourceSpec:
     format: str = "parquet"
     options: Mapping[str, str] = field(default_factory=dict)
     bad_files: BadFiles = "stop"
-    """What happens to a file that cannot be read: the job ends and names it, or goes on without it and names it."""
+    """"stop": a file that cannot be read ends the job; "set_aside": the job continues without it. Both name it."""
     partition_types: PartitionTypes = "text"
-    """Whether values of partition folders are text, or what Spark takes them for."""
+    """Whether the values of partition folders are text, or typed as Spark infers them."""
     only: Collection[str] | None = None
-    """The paths of those of its files that are read; None: all."""
+    """The paths of the files to read; None: all."""
     probed: bool = False
-    """Whether somebody looked already whether there are numbers and times where they should be."""
+    """Whether the caller has checked already that number and time columns hold numbers and times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,28 +129,28 @@ class OpenSource:
     rows: DataFrame
     manifest: Manifest
     files: SourceFiles | None = None
-    """None: the source is no files."""
+    """None: the source is not made of files."""
     rows_by_file: Callable[[], dict[str, int]] = dict
-    """How many rows the reader gives of each file, by another pass."""
+    """How many rows the reader returns per file; takes another pass."""
     count: Callable[[int], Manifest] | None = None
-    """Of a source whose messages are counted when it is known how many rows the reader gave: the manifest then."""
+    """For a source that is counted after it was read: from the number of rows read to the manifest."""
 
     def counted(self, read: int) -> OpenSource:
-        """The same, with its rows counted without the reader, which gave so many."""
+        """The same source with its rows counted without the reader; ``read``: how many rows the reader returned."""
         return self if self.count is None else replace(self, manifest=self.count(read), count=None)
 
     def changed(self) -> list[str]:
-        """What happened to its files since it was opened, one line each."""
+        """The files that have changed since the source was opened, one line each."""
         return [] if self.files is None else self.manifest.changed(self.files.listed())
 
 
 def open_source(
     spark: SparkSession, source: SourceSpec, columns: Named, *, count: bool = True, at: bool = False
 ) -> OpenSource:
-    """The table of a source, ready to be judged by these columns. ``count``: its rows are counted without the reader.
-    ``at``: with a column `AT` that has the file of each row, where Spark cannot tell it (``input_file_name``).
+    """The table of a source, ready to be judged by these columns. ``count``: also count the rows without the reader.
+    ``at``: add a column `AT` with the file of each row, where Spark's ``input_file_name`` does not have it.
 
-    Raise `Misuse` for what is missing or cannot be what it should be, `OSError` for files that cannot be read.
+    Raise `Misuse` for a missing source or column or a wrong type, `OSError` for files that cannot be read.
     """
     with _clear_errors(spark, source) as (kind, options):
         if kind in _FILES:
@@ -160,7 +162,7 @@ def open_source(
 
             opened = kafka.open_table(spark, source.path, options, naming(columns), source.only)
         else:
-            why = f"what a source of format {source.format!r} holds is known from its reader alone"
+            why = f"the rows of format {source.format!r} can be counted by its reader only"
             opened = OpenSource(_loaded(spark, spark.read.options(**options), kind, source.path), Manifest(why_not=why))
         opened = replace(opened, rows=columns.added_to(opened.rows))
         columns.check(opened.rows)
@@ -172,8 +174,8 @@ def open_source(
 def listed(
     spark: SparkSession, source: SourceSpec, before: Callable[[], Collection[FileKey]]
 ) -> list[SourceFile] | None:  # fmt: skip
-    """The files of a source, unopened; None: it is no files. Of topics the ranges that were read ``before``, and what
-    came since.
+    """The files of a source, unopened; None: it is not made of files. For topics: the ranges that were read ``before``,
+    and those that are new.
     """
     with _clear_errors(spark, source) as (kind, options):
         if kind == KAFKA:
@@ -181,6 +183,7 @@ def listed(
 
             return kafka.listed(spark, source.path, options, before())
         if kind in PACKAGES and _connector(spark, source.path, kind, options, None) is None:
+            refuse_connector_options(source.path, kind, options)
             return list(_of_snapshot(open_snapshot(source.path, kind, options)).files)
         return SourceFiles(spark, source.path, kind, options).listed() if kind in _FILES else None
 
@@ -190,7 +193,9 @@ def _open_lake(spark: SparkSession, source: SourceSpec, kind: str, options: Mapp
     has_package = find_spec(PACKAGES[kind]) is not None
     rows = _connector(spark, source.path, kind, options, None)
     if rows is not None and not (has_package and kind == DELTA):
-        return OpenSource(rows, Manifest(why_not=f"what this {kind} table holds is known from its connector alone"))
+        return OpenSource(rows, Manifest(why_not=f"the rows of this {kind} table can be counted by its connector only"))
+    if rows is None:
+        refuse_connector_options(source.path, kind, options)
     snapshot = open_snapshot(source.path, kind, options)
     if rows is not None:
         rows = _connector(spark, source.path, kind, options, snapshot.version)
@@ -213,21 +218,25 @@ def _of_snapshot(snapshot: Snapshot) -> Manifest:
 def _connector(
     spark: SparkSession, path: str, kind: str, options: Mapping[str, str], version: int | None
 ) -> DataFrame | None:
-    """The table as Spark's own connector reads it; None: this Spark has none, or does not know the catalogue."""
+    """The table through Spark's own connector; None: Spark has none, or does not know the catalogue."""
     if kind == ICEBERG and ("#" in path or spark.conf.get(f"spark.sql.catalog.{path.partition('.')[0]}", None) is None):
         return None
     at = {} if version is None else {"versionAsOf": str(version)}
     try:
         rows = spark.read.format(kind).options(**{**options, **at}).load(path)
-        return rows if rows.schema else None  # Spark Connect looks only now
+        return rows if rows.schema else None  # Spark Connect resolves the table only here
     except (Py4JJavaError, PySparkException) as error:
-        if any(sign in str(error) for sign in ("DATA_SOURCE_NOT_FOUND", "Failed to find data source")):
+        if _lacks_connector(error):
             return None
         raise
 
 
+def _lacks_connector(error: Exception) -> bool:
+    return any(sign in str(error) for sign in ("DATA_SOURCE_NOT_FOUND", "Failed to find data source"))
+
+
 def naming(columns: Named) -> set[str]:
-    """The columns whose text must stay as it is written: by them a message is known, or put in order."""
+    """The columns whose text must stay as written, because they identify or order messages."""
     return {name for role, name in columns.named if role not in _INFERRED}
 
 
@@ -242,10 +251,10 @@ def _open_files(reading: Reading, count: bool, at: bool) -> OpenSource:
     def rows_by_file() -> dict[str, int]:
         return {str(at): int(rows) for at, rows in table(at=True).groupBy(AT).count().collect()}
 
-    if reading.files.by_arrow:  # it reads the files of the manifest, and no others
+    if reading.files.by_arrow:  # reads exactly the files of the manifest
         return OpenSource(table(at=at), reading.manifest, reading.files, rows_by_file)
     df = table()
-    if count:  # what changed since it was looked at is counted again, as the reader has just listed it
+    if count:  # the reader has just listed the files: count those again that have changed since the first look
         reading.look(count=True)
     return OpenSource(df, reading.manifest.only(df.inputFiles()), reading.files, rows_by_file)
 
@@ -265,14 +274,14 @@ class OpenedStream:
 
     rows: DataFrame
     files: SourceFiles | None = None
-    """None: the source is no files."""
+    """None: the source is not made of files."""
     header: str | None = None
-    """The header line of CSV files; None: it does not matter."""
+    """The header line that CSV files must have; None: any."""
     start: Mapping[str, Any] | None = None
-    """Of topics: the offsets where it begins, which the next start must be told; None: Spark knows them."""
+    """For topics: the first offsets, which the next start must be given; None: Spark keeps them."""
 
     def judged(self, file: SourceFile) -> SourceFile:
-        """A file that was looked at; in trouble, too, if it is not like the others."""
+        """The file, with a trouble if its header line is not that of the stream."""
         if file.trouble or self.header is None or file.layout == self.header:
             return file
         return replace(file, trouble=f"its header line is {file.layout!r}, and the stream reads {self.header!r}")
@@ -282,16 +291,16 @@ def open_stream(
     spark: SparkSession, source: SourceSpec, columns: Named, aside: Sequence[SourceFile] = (), *, log: str = "",
     start: Mapping[str, Any] | None = None,
 ) -> OpenedStream:  # fmt: skip
-    """A source as a stream; of files, those that are there now say what the columns are. ``aside``: not to be read.
-    ``log``: where its files are written down, if Spark cannot open them. ``start``: where topics begin, by an earlier
-    start of the same stream.
+    """A source as a stream; the files that exist now determine the columns. ``aside``: files not to be read. ``log``:
+    where the list of files is kept if Spark cannot open them. ``start``: the first offsets of topics, as an earlier
+    start of the same stream settled them.
     """
     with _clear_errors(spark, source) as (kind, options):
         reader = spark.readStream.options(**options)
         if kind in _FILES:
             batch = {name: value for name, value in options.items() if name.lower() not in _STREAM_OPTIONS}
             reading = Reading(spark, replace(source, bad_files="set_aside"), columns, kind, batch)
-            reading.look(count=False, aside=aside)  # bad files are reported when their batch comes
+            reading.look(count=False, aside=aside)  # unreadable files are reported with their batch
             part, header = reading.stream_part(source.bad_files)
             _refuse_words(reading.read(part), columns)
             if reading.files.by_arrow:
@@ -341,7 +350,7 @@ def _loaded(spark: SparkSession, reader: Any, kind: str, path: str) -> DataFrame
         try:
             return reader.format(kind).load(path)  # type: ignore[no-any-return]
         except (Py4JJavaError, PySparkException) as error:
-            if not any(sign in str(error) for sign in ("DATA_SOURCE_NOT_FOUND", "Failed to find data source")):
+            if not _lacks_connector(error):
                 raise
             what = f"a stream reads a {kind} table through Spark's own connector, which is not here"
             raise Misuse(f"{path}: {what}: add its jar, or run batches with [memory]", path=path) from error
@@ -353,7 +362,7 @@ def _loaded(spark: SparkSession, reader: Any, kind: str, path: str) -> DataFrame
 
 
 def is_table_name(text: str) -> bool:
-    """Whether this may be the name of a table in a catalogue, of two or three parts, and not a path.
+    """Whether this may be a catalogue table's name, of two or three parts, and not a path.
 
     >>> [is_table_name(name) for name in ("db.events", "main.sales.orders", "events", "in/a.b", "a.json", "x.csv.gz")]
     [True, True, False, False, False, False]
@@ -365,8 +374,8 @@ def is_table_name(text: str) -> bool:
 
 @contextmanager
 def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str, dict[str, str]]]:
-    """The format as Spark calls it, and its options; and one clear line for whatever Spark says of the source."""
-    is_pattern = any(char in source.path for char in "*?[{")
+    """The format as Spark calls it, and its options; errors of Spark inside become one clear line."""
+    is_pattern = objects.PATTERN.search(source.path) is not None
     is_path = source.path and source.format not in (TABLE, *PACKAGES) and "://" not in source.path and not is_pattern
     is_stored = "://" in source.path and not is_pattern and not opens(spark, objects.scheme_of(source.path))
     if (is_path or (is_stored and _FORMATS.get(source.format, source.format) in _FILES)) and not Place(
@@ -381,16 +390,16 @@ def _clear_errors(spark: SparkSession, source: SourceSpec) -> Iterator[tuple[str
     except AnalysisException as error:
         raise Misuse(f"{what}: {first_line(error)}", path=source.path, format=source.format) from error
     except Py4JJavaError as error:  # such as a format that is not there
-        message = str(error.java_exception.getMessage()).splitlines()[0]
+        message = str(error.java_exception.getMessage() or first_line(error)).splitlines()[0]
         raise Misuse(f"{what}: {message}", path=source.path, format=source.format) from error
     except PySparkException as error:
-        if "DATA_SOURCE_NOT_FOUND" in str(error):  # of Spark Connect
+        if _lacks_connector(error):  # of Spark Connect
             raise Misuse(f"{what}: {first_line(error)}", path=source.path, format=source.format) from error
         raise OSError(f"{what}: {first_line(error)}") from error
 
 
 def register_log(spark: SparkSession) -> None:
-    """Make the format ``onefold-log``, the log of a topic, known to a session, for tables and streams."""
+    """Register the format ``onefold-log``, the log of a topic, with a session."""
     try:
         from onefold.spark.log_source import OnefoldLog
     except ImportError as error:
@@ -399,7 +408,7 @@ def register_log(spark: SparkSession) -> None:
 
 
 def _refuse_words(df: DataFrame, columns: Named) -> None:
-    """A text column without a single number or time among its first values is the wrong column, not a bad row."""
+    """Refuse a text column without a single number or time among its first values: it is the wrong column."""
     df, present = columns.added_to(df), set(df.columns)
     roles = {name: role for role, name in columns.of(df).named if role in (*TIMES, "sequence") and name in present}
     texts = [name for name in roles if isinstance(df.schema[name].dataType, TEXT)]
@@ -418,18 +427,18 @@ def _refuse_words(df: DataFrame, columns: Named) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SourcePart:
-    """How some of the files are read, or all of them."""
+    """How some or all of the files are read."""
 
     kind: str
     options: Mapping[str, str]
     schema: T.StructType
     step: Transform = lambda df: df
-    """From what is read to the table; a column `AT` stays."""
+    """From the rows as read to the table; keeps a column `AT`."""
     only: Sequence[SourceFile] | None = None
     """None: all files."""
 
     def read(self, reader: Any, path: str, aside: Sequence[SourceFile] = (), *, at: bool = False) -> DataFrame:
-        """The table of these files. ``reader``: of a batch or of a stream. ``at``: with the file of each row."""
+        """The table of these files. ``reader``: for a batch or a stream. ``at``: with the file of each row."""
         df: DataFrame = reader.format(self.kind).options(**self.options).schema(self.schema).load(path)
         if self.only is not None:
             df = df.where(is_in(self.only))
@@ -439,13 +448,13 @@ class SourcePart:
 
 
 class Reading:
-    """Finds out what the columns of a source are, over all of its files, and how they are to be read."""
+    """Determines the columns of a source over all of its files, and how to read them."""
 
     def __init__(
         self, spark: SparkSession, source: SourceSpec, columns: Named, kind: str, options: Mapping[str, str]
     ) -> None:  # fmt: skip
         self.spark, self.source = spark, source
-        self._kind, self._options = kind, options
+        self._kind, self._options = kind, {**options, **NAMED} if kind in ("json", "csv") else options
         self.files = SourceFiles(spark, source.path, kind, options, source.only)
         self.manifest = Manifest()
         self._roles = naming(columns)
@@ -453,10 +462,14 @@ class Reading:
         mode = self.files.options.get("mode", "").upper()
         if kind in ("json", "csv") and mode == "DROPMALFORMED":
             raise Misuse('source.options: mode is "DROPMALFORMED", which drops rows in silence: leave it out')
+        corrupt = self.files.options.get("columnnameofcorruptrecord", CORRUPT)
+        if kind in ("json", "csv") and corrupt != CORRUPT:
+            what = f"columnNameOfCorruptRecord is {corrupt!r}, but malformed rows are always kept in {CORRUPT}"
+            raise Misuse(f"source.options: {what}: leave it out")
         self._fails_fast = mode == "FAILFAST"
 
     def look(self, *, count: bool, aside: Sequence[SourceFile] = ()) -> None:
-        """Look at the files that are there now, but for those that were looked at and did not change."""
+        """Inspect the files that exist now, except those inspected before that have not changed."""
         manifest = self.files.inspected(self.source.bad_files, count=count, before=self.manifest)
         paths = {file.path for file in aside}
         bad = (*manifest.aside, *(file for file in manifest.files if file.path in paths))
@@ -467,7 +480,7 @@ class Reading:
             raise OSError(f"there is no file at {self.source.path} that can be read; {bad[0].shown}: {why}")
 
     def read(self, part: SourcePart, *, at: bool = False) -> DataFrame:
-        """The table of a part, without the files that are set aside. ``at``: with the file of each row."""
+        """The table of a part without the files set aside. ``at``: with the file of each row."""
         if self.files.by_arrow:
             files = self.manifest.files if part.only is None else part.only
             return part.step(self.files.rows(part.kind, files, part.schema, AT if at else None))
@@ -486,8 +499,10 @@ class Reading:
         return None if self.source.only is None else self.manifest.files
 
     def stream_part(self, bad_files: BadFiles) -> tuple[SourcePart, str | None]:
-        """How all of it is read, in a stream, and the header line that its files must have."""
+        """How a stream reads the source, and the header line that its files must have."""
         if self._kind == "json" and self.manifest.files and not self._is_loose:
+            if self._fails_fast:
+                raise Misuse('source.options: mode is "FAILFAST", but a stream rejects malformed lines: leave it out')
             return self._line_by_line(), None
         parts = sorted(self.parts(), key=lambda part: -len(part.only or ()))
         if len(parts) > 1 and bad_files == "stop":
@@ -509,13 +524,13 @@ class Reading:
         return self.spark.read.format(self._kind).options(**self._options).load(paths).schema
 
     def _with_folders(self, columns: T.StructType, *more: T.StructField) -> T.StructType:
-        """The columns of the files, then ``more``, then those that are names of folders."""
+        """The columns of the files, then ``more``, then those of partition folders."""
         folders = self.files.folders(infer=self.source.partition_types == "infer")
         names = {column.name.lower() for column in folders}
         return T.StructType([*(each for each in (*columns, *more) if each.name.lower() not in names), *folders])
 
     def _merged(self) -> T.StructType:
-        """The columns of all files. Files of one layout have the same, so one of each is asked."""
+        """The columns of all files. Files of one layout have the same columns, so one file per layout is read."""
         if self._kind not in FOOTED:
             return self._inferred(self.manifest.files)
         columns: dict[str, tuple[T.StructField, SourceFile]] = {}
@@ -533,7 +548,7 @@ class Reading:
         return T.StructType([column for column, _ in columns.values()])
 
     def _csv(self) -> list[SourcePart]:
-        """Each file by its own header line, those with the same one together."""
+        """Each file by its own header line; files with the same header together."""
         layouts: dict[str, list[SourceFile]] = {}
         for file in self.manifest.files:
             layouts.setdefault(file.layout, []).append(file)
@@ -551,7 +566,7 @@ class Reading:
         return parts
 
     def _as_written(self, columns: Iterable[T.StructField]) -> T.StructType:
-        """The columns, those that name or number a message as text."""
+        """The columns, with those that identify or order messages as text."""
         nested = T.StructType | T.ArrayType | T.MapType
         return T.StructType([
             _text(each.name) if each.name.lower() in self._text and not isinstance(each.dataType, nested) else each
@@ -560,11 +575,11 @@ class Reading:
 
     @property
     def _is_loose(self) -> bool:
-        """Whether Spark's own reader is to say what a row of JSON is."""
+        """Whether Spark's own reader decides what a row of JSON is."""
         return any(is_true(self.files.options.get(name)) for name in LOOSE) or self.files.is_wide
 
     def _json(self) -> SourcePart:
-        """By Spark's own reader if it is to decide, or if a survey finds no odd line; else line by line."""
+        """By Spark's own reader if the options demand it or no line is odd; else line by line."""
         if self.files.by_arrow:
             if self._is_loose or SPARK < (4, 0):
                 what = "options that ask for less than strict JSON" if self._is_loose else "JSON lines on Spark 3.5"
@@ -575,21 +590,17 @@ class Reading:
         if SPARK < (4, 0) or self._is_loose:
             columns = self._as_written(each for each in self._inferred(self.manifest.files) if each.name != CORRUPT)
             return SourcePart("json", self._options, self._with_folders(columns, _text(CORRUPT)), only=self._some)
-        outcome = survey(self.read(self._lines()))
+        outcome = self._surveyed(self.read(self._lines()))
         table = JsonTable.of(outcome.keys, self._roles, self.files.options)
-        if outcome.odd and self._fails_fast:
-            raise OSError(
-                f"{self.source.path}: {outcome.odd:,} lines are not one JSON object each, such as {outcome.sample!r}"
-            )
         if outcome.odd or any(len(spellings) > 1 for spellings in table.keys.values()):
             return self._line_by_line()
         schema = T.StructType([T.StructField(name, kind) for name, kind in table.types.items()])
-        # A run that goes on has the column in every version: the next one may hold an odd line.
+        # A run with a memory has the column in every version: the next version may have an odd line.
         more = () if self.source.only is None else (_text(CORRUPT),)
         return SourcePart("json", self._options, self._with_folders(schema, *more), only=self._some)
 
     def _refuse_odd_lines(self) -> None:
-        """Before Spark 4 its functions cannot tell them, so Python looks; what its reader makes of one may be wrong."""
+        """Spark 3.5 has no functions that detect odd lines, and its reader may misread them: so Python checks."""
         rows = self.read(self._lines()).where(_trimmed() != "")
         odd = F.udf(_is_odd, "boolean")(VALUE)
         count, sample = rows.where(odd).agg(F.count(F.lit(1)), F.any_value(VALUE)).collect()[0]
@@ -598,11 +609,18 @@ class Reading:
             raise Misuse(f"{self.source.path}: {what}: Spark 4 sets them aside", path=self.source.path)
 
     def _line_by_line(self) -> SourcePart:
-        """Each line parsed by itself; what an odd one holds is no column."""
+        """Each line parsed by itself; odd lines contribute no columns."""
         lines = self._lines()
-        rows = self.read(lines)
-        table = JsonTable.of(survey(rows, strict=True).keys, self._roles, self.files.options)
+        table = JsonTable.of(self._surveyed(self.read(lines), strict=True).keys, self._roles, self.files.options)
         return replace(lines, step=lambda df: table.rows(lines.step(df).where(_trimmed() != ""), self.files.options))
+
+    def _surveyed(self, lines: DataFrame, *, strict: bool = False) -> Survey:
+        outcome = survey(lines, strict=strict)
+        if outcome.odd and self._fails_fast:
+            raise OSError(
+                f"{self.source.path}: {outcome.odd:,} lines are not one JSON object each, such as {outcome.sample!r}"
+            )
+        return outcome
 
     def _lines(self) -> SourcePart:
         options = {name: value for name, value in self.files.options.items() if name in {*LISTING, "linesep"}}
@@ -617,7 +635,7 @@ def _text(name: str) -> T.StructField:
 
 
 def _wider(one: T.DataType, other: T.DataType) -> T.DataType | None:
-    """The type that holds the values of both; None: there is none."""
+    """The type that holds all values of both; None: there is none."""
     if one == other or isinstance(other, T.NullType):
         return one
     if isinstance(one, T.NullType):
@@ -641,21 +659,21 @@ def _wider(one: T.DataType, other: T.DataType) -> T.DataType | None:
 
 
 class Survey(NamedTuple):
-    """What all JSON lines together say."""
+    """What one pass over all JSON lines found."""
 
     keys: T.StructType
-    """Every key of every line, in each of its spellings, with the type that all its values have."""
+    """Every key of every line, in each of its spellings, with the common type of its values."""
     odd: int
-    """How many lines are no messages."""
+    """How many lines are odd."""
     sample: str | None
-    """One of them."""
+    """An odd line."""
 
 
 def survey(lines: DataFrame, *, strict: bool = False) -> Survey:
-    """Look through all lines once: which columns there are, and whether a line is odd.
+    """Read all lines once: which columns there are, and how many lines are odd.
 
-    Unless it is ``strict``, a line with two spellings of a key is not counted as odd: there is no such line where no
-    column is spelled in two ways.
+    Unless ``strict``, a line with two spellings of a key does not count as odd; there is no such line if no column is
+    spelled in two ways.
     """
     is_sound = _is_text_of_object() & (_has_distinct_keys() if strict else F.lit(True))
     parsed = lines.where(_trimmed() != "").select(
@@ -677,23 +695,23 @@ class JsonTable:
     """The columns of a table of JSON lines, and the keys that each is read from."""
 
     keys: Mapping[str, tuple[str, ...]]
-    """Of each column, the spellings of its key."""
+    """The spellings of each column's key."""
     types: Mapping[str, T.DataType]
     as_written: frozenset[str]
-    """The columns whose values are read as text, as they are written."""
+    """The columns whose values are read as text, as written."""
 
     @classmethod
     def of(cls, surveyed: T.StructType, as_written: Collection[str], options: Mapping[str, str]) -> JsonTable:
-        """One column for all spellings of a key. A key whose values have no type in common is text: their JSON.
+        """One column for all spellings of a key. If its values have no common type, the column is their JSON as text.
 
-        ``options``: of Spark's reader, by their names in lower case.
+        ``options``: of Spark's reader, by names in lower case.
         """
         spelled: dict[str, dict[str, T.DataType]] = {}
         for key in surveyed:
             spelled.setdefault(key.name.lower(), {})[key.name] = key.dataType
         lower, keys, types = {name.lower() for name in as_written}, {}, {}
         for spellings in spelled.values():
-            name = next((name for name in spellings if name in as_written), max(spellings))  # not in capitals
+            name = next((name for name in spellings if name in as_written), max(spellings))  # max prefers lower case
             kinds = set(spellings.values()) - {T.NullType()}
             if not kinds and is_true(options.get("dropfieldifallnull")):
                 continue
@@ -704,20 +722,17 @@ class JsonTable:
         return cls(keys, types, frozenset(name for name in keys if name.lower() in lower))
 
     def rows(self, lines: DataFrame, options: Mapping[str, str], kept: Column | None = None) -> DataFrame:
-        """The table of these lines; an odd one has nothing but its text, or what is ``kept`` of it."""
+        """The table of these lines; an odd line has only its text, or what is ``kept`` of it."""
         keys = [(key, self.types[name]) for name, spellings in self.keys.items() for key in spellings]
         cells = {key: f"c{i}" for i, (key, _) in enumerate(keys)}
         schema = T.StructType([*(T.StructField(*key) for key in keys), _text(CORRUPT)])
-        # By position, because Spark cannot tell two spellings of a name apart.
+        # By position, because Spark's column names are case-insensitive.
         by_position = T.StructType([*(T.StructField(cells[key], kind) for key, kind in keys), _text(CORRUPT)])
         own = {name: value for name, value in options.items() if name not in ("mode", "linesep")}
-        parsed = F.from_json(F.col(VALUE), schema, {**own, **STRICT}).cast(by_position)
+        parsed = F.from_json(F.col(VALUE), schema, {**own, **STRICT, **NAMED}).cast(by_position)
         others = [F.col(quoted(name)) for name in lines.columns if name != VALUE]
         known = _is_one_object() & _has_distinct_keys() if SPARK >= (4, 0) else ~F.udf(_is_odd, "boolean")(VALUE)
-        is_sound = F.coalesce(known, F.lit(False))
-        rows = lines.select(
-            *others, F.col(VALUE), parsed.alias("row"), is_sound.alias("sound")
-        )  # fmt: skip
+        rows = lines.select(*others, F.col(VALUE), parsed.alias("row"), F.coalesce(known, F.lit(False)).alias("sound"))
         is_parsed = F.col("row").isNotNull() & F.col(f"row.{CORRUPT}").isNull()
         rows = rows.withColumn("sound", F.col("sound") & is_parsed)
         hidden = {name.lower() for name in lines.columns}
@@ -730,7 +745,7 @@ class JsonTable:
         return rows.select(*columns, F.when(~F.col("sound"), kept).alias(CORRUPT), *others)
 
     def _cell(self, name: str, key: str, cell: str) -> Column:
-        """The value of a key. A number with a fraction went through a double; as text it is looked up in its line."""
+        """The value of a key. Spark parses a fraction as a double; its text as written is taken from the line."""
         value = F.col(f"row.{cell}")
         if name not in self.as_written or self.types[name] != T.StringType():
             return value
@@ -741,7 +756,7 @@ class JsonTable:
 
 
 def _settled(kind: T.DataType, options: Mapping[str, str]) -> T.DataType:
-    """The type of a column, from what its values have in common."""
+    """The type of a column, from the common type of its values."""
     if isinstance(kind, T.ArrayType):
         return T.ArrayType(_settled(kind.elementType, options))
     if isinstance(kind, T.StructType) and 0 < len(kind) == len({key.name.lower() for key in kind}):
@@ -771,7 +786,7 @@ def _is_text_of_object() -> Column:
 
 
 def _is_one_object() -> Column:
-    """Whether the line is one JSON object and nothing after it; of one that is no JSON at all it may say yes."""
+    """Whether the line is one JSON object with nothing after it; may be true for a line that is no JSON at all."""
     line = _trimmed()
     alone = (F.locate("{", line, 2) == 0) & (F.instr(line, "}") == F.length(line))
     mark = secrets.token_hex(8)
@@ -784,9 +799,9 @@ def _is_one_object() -> Column:
 
 
 def _has_distinct_keys() -> Column:
-    """Whether no object of the line has a key twice, in whatever spelling."""
+    """Whether no object of the line has a key twice, ignoring case."""
     keys = F.json_object_keys(VALUE)
     distinct = F.size(F.array_distinct(F.transform(keys, lambda key: F.lower(key)))) == F.size(keys)
-    # Lower case leaves a letter that is written as an escape as it is: there the keys themselves are asked.
+    # Lower-casing the line leaves \u escapes alone: there the decoded keys are compared.
     escaped = F.when(F.instr(F.col(VALUE), "\\u") > 0, distinct).otherwise(F.lit(True))
     return F.try_parse_json(VALUE).isNotNull() & F.try_parse_json(F.lower(F.col(VALUE))).isNotNull() & escaped

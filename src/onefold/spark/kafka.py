@@ -1,18 +1,18 @@
-"""Topics of Kafka as a source: which offsets are read, how a value becomes columns, and how many messages there are.
+"""Kafka topics as a source: which offsets are read, how a value becomes columns, and how many messages there are.
 
     kafka://host:9092,host2:9092/orders,refunds
 
-Spark's own connector reads them where it is there (`docs/cluster.md` says how to get it), else `kafka_source`, a Python
-data source on librdkafka. Both take the options of Spark's connector and give the same columns.
+Spark's own connector reads them if it is installed (see `docs/cluster.md`), else `kafka_source`, a Python data source
+on librdkafka. Both take the options of Spark's connector and return the same columns.
 
-    offsets     of a table are settled when it is opened: whatever is read again, such as by a retried task, are the
-                same messages. Those of a stream are in its checkpoint. Offsets that are gone end the job
-    a row       has `kafka_topic`, `kafka_partition`, `kafka_offset`, `kafka_timestamp` and `kafka_key`, then the
-                columns of its value
-    a value     that does not fit is a row, without columns, kept whole in ``_corrupt_record``: as text, or in hex with
-                "0x" before it where it is none. So is a message without a value, whose text is empty
-    the count   of a table's messages is that of its offsets, if as many rows came. Where topics are compacted, or
-                written in transactions, some offsets hold no message: another consumer counts them then, without Spark
+    offsets     of a table are settled when it is opened, so that a retried task reads the same messages. Those of a
+                stream are in its checkpoint. Offsets that the broker no longer has end the job
+    columns     `kafka_topic`, `kafka_partition`, `kafka_offset`, `kafka_timestamp` and `kafka_key`, then those of the
+                value
+    malformed   a value that does not fit is a row whose value columns are null, with the value in ``_corrupt_record``:
+                as text, or as "0x" and hex if it is not text. A message without a value is such a row with empty text
+    the count   is the number of offsets if as many rows were read. In compacted or transactional topics some offsets
+                hold no message: then another consumer counts the messages, without Spark
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -53,31 +54,31 @@ if TYPE_CHECKING:
     from onefold.spark.versions import FileKey
 
 KAFKA: Final = "kafka"
-"""The format, and what Spark calls its own connector."""
+"""The name of Spark's own connector."""
 OWN: Final = "onefold-kafka"
-"""What our data source is called; see `kafka_source`."""
+"""The name of our data source, see `kafka_source`."""
 SCHEME: Final = "kafka://"
 VALUE: Final = "value"
-Offsets: TypeAlias = dict[tuple[str, int], int]
+Offsets: TypeAlias = Mapping[tuple[str, int], int]
 """By topic and partition."""
 
 ANSWER_S: Final = 10.0
 """How long a broker may take to answer. (librdkafka gives up a connection after 30 s, a request after 60 s.)"""
 SILENCE_S: Final = 60.0
-"""How long a range may bring no message before its end, while the broker may be choosing another leader."""
+"""How long to wait for the next message of a range: long enough for the broker to elect another leader."""
 POLL_S: Final = 0.2
 MESSAGES_MAX: Final = 10_000
 MESSAGES_BYTES: Final = 16 << 20
-"""About how much a task holds of what it reads, beside librdkafka's own queue of 64 MB."""
+"""About how many bytes of messages a task holds at once, besides librdkafka's own queue of 64 MB."""
 THREADS_MAX: Final = 8
 EARLIEST, LATEST = -2, -1
-"""What Spark's connector takes for offsets in its JSON."""
+"""The special offsets in the JSON of Spark's connector."""
 MESSAGE: Final = T.StructType([
     T.StructField("key", T.BinaryType()), T.StructField(VALUE, T.BinaryType()),
     T.StructField("topic", T.StringType()), T.StructField("partition", T.IntegerType()),
     T.StructField("offset", T.LongType()), T.StructField("timestamp", T.TimestampType()),
 ])  # fmt: skip
-"""A message, as Spark's connector has it too."""
+"""A message, with the columns of Spark's connector."""
 TAKEN: Final = {"kafka_topic", "kafka_partition", "kafka_offset", "kafka_timestamp", "kafka_key", CORRUPT}
 FORMATS: Final = ("json", "avro", "text", "bytes")
 
@@ -85,25 +86,25 @@ _OURS: Final = {
     "enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True,
     "auto.offset.reset": "error", "allow.auto.create.topics": False, "check.crcs": True,
 }  # fmt: skip
-"""Properties of which it hangs that no message is skipped or damaged, and that no offset is committed."""
+"""Properties that guarantee that no message is skipped or damaged, and that no offset is committed."""
 _NAMED: Final = {
     "subscribe": "topic", "startingoffsets": "start", "startingtimestamp": "start", "endingoffsets": "end",
     "endingtimestamp": "end", "maxoffsetspertrigger": "max_offsets_per_trigger",
     "kafka.bootstrap.servers": "bootstrap_servers",
 }  # fmt: skip
-"""Options of Spark's connector that have a name of their own here."""
+"""Options of Spark's connector that have another name in the settings."""
 _KNOWN: Final = {*_NAMED, "minpartitions", "assign", "startingoffsetsbytimestampstrategy"}
 
 
 class OffsetRange(NamedTuple):
-    """Messages of a partition, from an offset up to one that is no longer meant."""
+    """Messages of a partition: from ``start`` up to, but not including, ``end``."""
 
     topic: str
     partition: int
     start: int
     end: int
     rows: int | None = None
-    """How many messages there are; None: nobody counted."""
+    """How many messages there are; None: not counted."""
 
     @property
     def offsets(self) -> int:
@@ -115,7 +116,7 @@ class OffsetRange(NamedTuple):
 
     @property
     def metadata_path(self) -> str:
-        """As the reader's own count names it."""
+        """The name in `OpenSource.rows_by_file`."""
         return f"{self.topic}/{self.partition}"
 
     @property
@@ -146,12 +147,12 @@ def offsets_of(document: Mapping[str, Mapping[str, int]]) -> Offsets:
 
 @dataclass(frozen=True)
 class Cluster:
-    """What the brokers say of the topics, by librdkafka. Every method raises `OSError` if they do not answer."""
+    """Brokers and topics, through librdkafka. Every method raises `OSError` if the brokers do not answer."""
 
     servers: str
     topics: tuple[str, ...]
     start: str = "earliest"
-    """Where reading begins: "earliest", "latest", an ISO time, Unix milliseconds, or JSON as Spark has it."""
+    """Where reading begins: "earliest", "latest", an ISO time, Unix milliseconds, or JSON as for Spark."""
     end: str = "latest"
     assigned: tuple[tuple[str, int], ...] | None = None
     """Some of the partitions; None: all."""
@@ -161,7 +162,7 @@ class Cluster:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Cluster:
-        """From the options of Spark's connector; `Misuse` names one that is not known here."""
+        """From the options of Spark's connector; `Misuse` names an unknown one."""
         given = {name.lower(): value for name, value in options.items()}
         own = {name: value for name, value in given.items() if not name.startswith("kafka.")}
         for name, value in own.items():
@@ -175,7 +176,7 @@ class Cluster:
         }
         for name in _OURS.keys() & properties.keys():
             raise Misuse(
-                f"option 'kafka.{name}' is not for choice: on it hangs that no message is skipped", option=name
+                f"option 'kafka.{name}' cannot be changed: its value guarantees that no message is skipped", option=name
             )
         some = json.loads(own["assign"]) if "assign" in own else None
         topics = tuple(own.get("subscribe", "").split(",")) if some is None else tuple(some)
@@ -195,7 +196,7 @@ class Cluster:
 
     @cached_property
     def _troubles(self) -> list[str]:
-        """What librdkafka said went wrong, the last thing last."""
+        """The errors that librdkafka reported, the latest last."""
         return []
 
     def consumer(self) -> Consumer:
@@ -226,16 +227,16 @@ class Cluster:
         try:
             return question()
         except KafkaException as error:
-            self._asking.poll(0)  # for what there is to say of it
+            self._asking.poll(0)  # lets librdkafka report the cause
             why = self._trouble(error.args[0].str())
             raise OSError(f"{self.shown}: no broker answers within {ANSWER_S:.0f} s: {why}") from error
 
     def _trouble(self, otherwise: str) -> str:
-        """What went wrong, as librdkafka says it; that all brokers are down is what comes of it."""
+        """The latest error of librdkafka, except "all brokers are down", which is only its consequence."""
         return next((line for line in reversed(self._troubles) if "brokers are down" not in line), otherwise)
 
     def partitions(self) -> list[tuple[str, int]]:
-        """Every partition that the topics have by now; `Misuse` names a topic that is not there."""
+        """Every partition that the topics have now; `Misuse` names a topic that does not exist."""
         if self.assigned is not None:
             return [*self.assigned]
         every: list[tuple[str, int]] = []
@@ -251,7 +252,7 @@ class Cluster:
         return every
 
     def kept(self) -> dict[tuple[str, int], tuple[int, int]]:
-        """Of each partition the first offset that the broker has, and the one that comes next."""
+        """For each partition, the first offset that the broker still has, and the next offset to be written."""
         from confluent_kafka import TopicPartition
 
         def ask(where: tuple[str, int]) -> tuple[int, int]:
@@ -265,15 +266,15 @@ class Cluster:
             return dict(zip(every, pool.map(ask, every), strict=True))
 
     def starts(self) -> Offsets:
-        """Where a stream begins, settled now."""
+        """The offsets where a stream begins, settled now."""
         return self._settled("start", self.start, self.kept())
 
     def ends(self) -> Offsets:
-        """The offsets that come next."""
+        """For each partition, the next offset to be written."""
         return {where: high for where, (_, high) in self.kept().items()}
 
     def refuse_new_topic(self, read: Offsets, ends: Offsets) -> None:
-        """Raise `OSError` if a partition ends before the offset up to which it was ``read``, or is not there."""
+        """Raise `OSError` if a partition ends before the offset up to which it was ``read``, or does not exist."""
         for where, at in read.items():
             if where[0] in self.topics and at > (end := ends.get(where, 0)):
                 raise OSError(
@@ -281,11 +282,18 @@ class Cluster:
                     f" or up to {at:,}: was the topic made anew?"
                 )
 
-    def ranges(self) -> list[OffsetRange]:
-        """What a table reads, settled now."""
-        kept = self.kept()
-        starts, ends = self._settled("start", self.start, kept), self._settled("end", self.end, kept)
-        ranges = [OffsetRange(*where, starts[where], ends[where]) for where in kept]
+    def ranges(self, read: Offsets = MappingProxyType({})) -> list[OffsetRange]:
+        """The ranges that a table reads, settled now. ``read``: up to where partitions were read before. These continue
+        there if there is more; a partition added to their topics begins at its first message, whatever ``start`` says.
+        """
+        kept, topics = self.kept(), {topic for topic, _ in read}
+        self.refuse_new_topic(read, {where: high for where, (_, high) in kept.items()})
+        is_new = any(topic not in topics for topic, _ in kept)
+        starts = self._settled("start", self.start, kept) if is_new else {}
+        starts = {where: read.get(where, 0) if where[0] in topics else starts[where] for where in kept}
+        ends = self._settled("end", self.end, kept)
+        more = [where for where in kept if where not in read or starts[where] < ends[where]]
+        ranges = [OffsetRange(*where, starts[where], ends[where]) for where in more]
         for part in ranges:
             if part.start > part.end:
                 at = f"partition {part.partition} of {part.topic}"
@@ -310,7 +318,7 @@ class Cluster:
         self.refuse_new_topic({(part.topic, part.partition): part.end for part in ranges}, highs)
 
     def _settled(self, what: str, text: str, kept: Mapping[tuple[str, int], tuple[int, int]]) -> Offsets:
-        """The offsets that a text means, one for each partition."""
+        """The offset that ``text`` means in each partition."""
         if text in ("earliest", "latest"):
             return {where: bounds[text == "latest"] for where, bounds in kept.items()}
         if text.lstrip().startswith("{"):
@@ -326,16 +334,16 @@ class Cluster:
 
         at_ms = milliseconds_of(what, text)
         wanted = [TopicPartition(*where, at_ms) for where in kept]
-        offsets: Offsets = {}
+        offsets = dict[tuple[str, int], int]()
         for each in self._ask(lambda: self._asking.offsets_for_times(wanted, ANSWER_S)):
             where = each.topic, each.partition
             if each.error is not None:
                 raise OSError(f"{self.shown}: partition {where[1]} of {where[0]}: {each.error.str()}")
-            offsets[where] = int(each.offset) if each.offset >= 0 else kept[where][1]  # no message is as late
+            offsets[where] = int(each.offset) if each.offset >= 0 else kept[where][1]  # no message that late
         return offsets
 
     def messages(self, part: OffsetRange) -> Iterator[list[Message]]:
-        """The messages of a range, batch by batch. `OSError` names it if one is gone, or the broker falls silent."""
+        """The messages of a range, in batches. Raise `OSError` if one is gone, or the broker falls silent."""
         from confluent_kafka import KafkaError, TopicPartition
 
         consumer = self.consumer()
@@ -351,7 +359,7 @@ class Cluster:
                         at = (message.offset() or 0) + 1
                         messages += [message] if at <= part.end else []
                     elif error.code() == KafkaError._PARTITION_EOF:
-                        at = max(at, message.offset() or 0)  # beyond what is left after compaction and transactions
+                        at = max(at, message.offset() or 0)  # the last offsets may hold no message
                     elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                         self.check([part.piece(at, part.end)])
                         raise OSError(f"{self.shown}: offset {at:,} of {part.topic}[{part.partition}]: {error.str()}")
@@ -372,7 +380,7 @@ class Cluster:
             consumer.close()
 
     def counted(self, ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
-        """The ranges with their messages counted, one by one."""
+        """The ranges with their messages counted by reading them."""
 
         def count(part: OffsetRange) -> OffsetRange:
             return part._replace(rows=sum(map(len, self.messages(part))))
@@ -403,7 +411,7 @@ def _named_offsets(what: str, text: str) -> Offsets:
 
 
 def milliseconds_of(what: str, text: str) -> int:
-    """The Unix time in milliseconds of a text that is that, or an ISO time, in UTC unless it says otherwise.
+    """Unix milliseconds from a text of digits, or from an ISO time, which is UTC unless it has an offset.
 
     >>> milliseconds_of("start", "1970-01-01T00:00:02"), milliseconds_of("start", "1500")
     (2000, 1500)
@@ -419,7 +427,7 @@ def milliseconds_of(what: str, text: str) -> int:
 
 
 def package() -> str:
-    """Spark's own connector, as Maven names it."""
+    """The Maven coordinates of Spark's own connector."""
     return f"org.apache.spark:spark-sql-kafka-0-10_{'2.13' if SPARK >= (4, 0) else '2.12'}:{pyspark.__version__}"
 
 
@@ -449,7 +457,7 @@ class TopicManifest(Manifest):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """Topics as the settings name them: where they are, which offsets, what a value is."""
+    """Topics as in the settings: where they are, which offsets, what a value is."""
 
     servers: str
     topics: tuple[str, ...]
@@ -458,14 +466,14 @@ class Topic:
     offsets_max: str | None = None
     value: str = "json"
     schema: str | None = None
-    """The columns: of JSON in Spark's DDL, of Avro its schema in JSON. None, of JSON: what is there says it."""
+    """The columns: for JSON as Spark DDL, for Avro its schema as JSON. None, for JSON: inferred from the values."""
     connector: str = "auto"
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """All others, which go to the connector as they are."""
+    """All other options, which are passed to the connector unchanged."""
 
     @classmethod
     def of(cls, path: str, options: Mapping[str, str]) -> Topic:
-        """From a URL and options by the names that the settings have; `Misuse` names what cannot be."""
+        """From a URL and options as named in the settings; `Misuse` names an invalid one."""
         servers, _, names = path.removeprefix(SCHEME).partition("/")
         topics = tuple(names.split(","))
         if (
@@ -510,7 +518,7 @@ class Topic:
         return f"{SCHEME}{self.servers}/{','.join(self.topics)}"
 
     def connector_options(self, ranges: Iterable[OffsetRange] | None = None) -> dict[str, str]:
-        """What the connector is told. ``ranges``: exactly these; None: a stream, or what there is."""
+        """The options for the connector. ``ranges``: read exactly these; None: a stream, or everything there is."""
         own = {"kafka.bootstrap.servers": self.servers}
         if ranges is None:
             own |= {"subscribe": ",".join(self.topics), **_bound("start", self.start)}
@@ -528,17 +536,20 @@ class Topic:
         options = {name: value for name, value in self.connector_options().items() if not name.startswith("ending")}
         return {**options, **bound}
 
-    def ranges(self, spark: SparkSession, kind: str) -> list[OffsetRange]:
-        """What there is to read, settled now."""
+    def ranges(
+        self, spark: SparkSession, kind: str, read: Offsets = MappingProxyType({})
+    ) -> list[OffsetRange]:  # fmt: skip
+        """The ranges to read, settled now. ``read``: up to where partitions were read before."""
         if kind == OWN:
-            return Cluster.of(self.connector_options()).ranges()
-        # What Spark's connector takes for "latest" differs from pass to pass, and it alone may know how to log in.
+            return Cluster.of(self.connector_options()).ranges(read)
+        # Through Spark's connector, as only it may be able to log in. "latest" would mean another offset in each pass.
         messages = spark.read.format(kind).options(**self.connector_options()).load().groupBy("topic", "partition")
         bounds = messages.agg(F.min("offset"), F.max("offset")).sort("topic", "partition").collect()
-        return [OffsetRange(name, number, low, high + 1) for name, number, low, high in bounds]
+        ranges = [OffsetRange(at[0], at[1], read.get((at[0], at[1]), at[2]), at[3] + 1) for at in bounds]
+        return [part for part in ranges if part.offsets]
 
     def reader(self, spark: SparkSession) -> str:
-        """The connector: Spark's own if it is there, else ours, made known to the session."""
+        """The name of the connector: Spark's own if it is installed, else ours, registered with the session."""
         if self.connector != "onefold" and has_connector(spark):
             return KAFKA
         if self.connector == "spark":
@@ -547,21 +558,21 @@ class Topic:
             raise Misuse(f"Kafka on Spark {pyspark.__version__} needs Spark's own connector: --packages {package()}")
         from onefold.spark.kafka_source import OnefoldKafka
 
-        Cluster.of(self.connector_options()).partitions()  # what is wrong is said before Spark wraps it
+        Cluster.of(self.connector_options()).partitions()  # raises errors before Spark can wrap them
         if has_executors(spark):
             require_libraries(spark, ["confluent_kafka"])
         spark.dataSource.register(OnefoldKafka)
         return OWN
 
     def refuse_absent(self) -> None:
-        """Refuse brokers that do not answer and topics that are not there, as far as is known without Spark: its own
-        connector may understand options that librdkafka does not.
+        """Without Spark, refuse brokers that do not answer and topics that do not exist; not if there are options of
+        Kafka, which Spark's connector may understand and librdkafka not.
         """
         if not any(name.lower().startswith("kafka.") for name in self.options) and find_spec("confluent_kafka"):
             Cluster(self.servers, self.topics).partitions()
 
     def table(self, messages: DataFrame, roles: Collection[str], *, stream: bool) -> DataFrame:
-        """The messages with the columns of their values. ``roles``: the columns that name a message."""
+        """The messages with the columns of their values. ``roles``: the columns that identify a message."""
         key, value = F.col("key"), F.col(VALUE)
         named = {"topic": F.col("topic"), "partition": F.col("partition"), "offset": F.col("offset"),
                  "timestamp": F.col("timestamp"), "key": readable(key)}  # fmt: skip
@@ -615,7 +626,7 @@ _TOPIC_OPTIONS: Final = {
 
 
 def _bound(what: str, text: str) -> dict[str, str]:
-    """Where a stream starts, or a table ends, as Spark's connector is told."""
+    """Start or end as options of Spark's connector."""
     prefix = "starting" if what == "start" else "ending"
     if text in ("earliest", "latest") or text.lstrip().startswith("{"):
         return {f"{prefix}Offsets": text}
@@ -624,7 +635,7 @@ def _bound(what: str, text: str) -> dict[str, str]:
 
 
 def has_connector(spark: SparkSession) -> bool:
-    """Whether Spark's own connector is there. No broker is asked."""
+    """Whether Spark's own connector is installed. No broker is contacted."""
     reader = spark.read.format(KAFKA).option("kafka.bootstrap.servers", "127.0.0.1:1").option("subscribe", "t")
     try:
         return bool(reader.load().schema)
@@ -633,7 +644,7 @@ def has_connector(spark: SparkSession) -> bool:
 
 
 def readable(value: Column) -> Column:
-    """Bytes as text, in which no two are the same: as they are, or in hex where they are none, or begin like that."""
+    """Bytes as text, injectively: UTF-8 as is; other bytes, and text that begins with "0x", as "0x" and hex."""
     text = value.cast("string")
     return F.when(is_utf8(value) & ~text.startswith("0x"), text).otherwise(F.concat(F.lit("0x"), F.hex(value)))
 
@@ -650,11 +661,11 @@ def _of_ddl(spark: SparkSession, text: str) -> T.StructType:
 def _refuse_taken(names: Iterable[str]) -> None:
     for name in names:
         if name.lower() in TAKEN:
-            raise Misuse(f"a value has a column {name!r}, which is what the message's own is called", column=name)
+            raise Misuse(f"a value has a column {name!r}, which is the name of a column of the message", column=name)
 
 
 class AvroRecord:
-    """The values of a topic in Avro, all of one schema, without a header before them."""
+    """Avro values of a topic, all of one schema, without a header."""
 
     def __init__(self, schema: Any, kind: T.StructType) -> None:
         self.schema, self.kind = schema, kind
@@ -671,7 +682,7 @@ class AvroRecord:
             kind = _AvroTypes().kind(document, "")
         except Misuse:
             raise
-        except Exception as error:  # whatever fastavro makes of what is no schema
+        except Exception as error:  # fastavro raises many types for an invalid schema
             raise Misuse(f"value.schema is no schema of Avro: {first_line(error)}") from error
         if not isinstance(kind, T.StructType):
             raise Misuse(f"value.schema is {kind.simpleString()}, must be a record")
@@ -691,7 +702,7 @@ class AvroRecord:
             try:
                 record = schemaless_reader(stream, schema, None)
                 return record if stream.tell() == len(value) else None
-            except Exception:  # whatever fastavro says of bytes that do not fit: they are a row all the same
+            except Exception:  # fastavro raises many types for bytes that do not fit: the row is malformed
                 return None
 
         def fits(record: Any) -> bool:
@@ -710,16 +721,13 @@ class AvroRecord:
                 records = [record if record is not None and fits(record) else None for record in records]
                 columns = pa.array([record or nothing for record in records], struct)
             corrupt = [
-                None if record is not None else _as_text(value) for record, value in zip(records, values, strict=True)
+                None if record is not None else "" if value is None else f"0x{value.hex().upper()}"
+                for record, value in zip(records, values, strict=True)
             ]
             own = [(name, batch.column(i)) for i, name in enumerate(batch.schema.names) if name != VALUE]
             fields = [(struct.field(i).name, column) for i, column in enumerate(columns.flatten())]
             named = [*own, *fields, (CORRUPT, pa.array(corrupt, pa.string()))]
             yield pa.RecordBatch.from_arrays([column for _, column in named], names=[name for name, _ in named])
-
-
-def _as_text(value: bytes | None) -> str:
-    return "" if value is None else f"0x{value.hex().upper()}"
 
 
 _AVRO: Final[Mapping[str, T.DataType]] = {
@@ -733,8 +741,8 @@ _LOGICAL: Final[Mapping[str, T.DataType]] = {
 
 
 class _AvroTypes:
-    """The types of Spark for those of a schema of Avro. What has none is `Misuse`; logical types that Spark does not
-    have are taken out of the schema, so that what is below them is read.
+    """Maps the types of an Avro schema to Spark's. A type that Spark lacks is `Misuse`; logical types that Spark lacks
+    are removed from the schema, so that the type below is read.
     """
 
     def __init__(self) -> None:
@@ -789,7 +797,7 @@ class _AvroTypes:
 
 
 def _least(schema: Any, named: Mapping[str, Any]) -> int:
-    """How many bytes a value has at least; 0: none."""
+    """The least number of bytes that a value takes."""
     if isinstance(schema, dict) and schema.get("type") in ("record", "error"):
         return sum(_least(each["type"], named) for each in schema["fields"])
     if isinstance(schema, dict) and schema.get("type") == "fixed":
@@ -803,8 +811,8 @@ def open_table(
     spark: SparkSession, path: str, options: Mapping[str, str], roles: Collection[str],
     only: Iterable[str] | None = None,
 ) -> OpenSource:  # fmt: skip
-    """The messages that there are now, or that the settings name. ``roles``: the columns that name a message.
-    ``only``: these ranges, by the names that `listed` gives them.
+    """The messages of a topic as a table. ``roles``: the columns that identify a message. ``only``: read these ranges,
+    by their names in `listed`.
     """
     from onefold.spark.ingest import OpenSource
 
@@ -835,7 +843,7 @@ def open_table(
 
 
 def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """One range for each partition, of those that follow each other; `BadInput` if one is missing between them.
+    """Join consecutive ranges into one for each partition; `BadInput` if there is a hole between them.
 
     >>> [part.name for part in joined(map(OffsetRange.named, ["t/0/5-9", "t/0/0-5", "t/1/2-3"]))]
     ['t/0/0-9', 't/1/2-3']
@@ -844,7 +852,7 @@ def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
     for part in sorted(ranges, key=lambda part: part[:4]):
         before = whole.get((part.topic, part.partition), part)
         if part.start not in (before.start, before.end):
-            raise BadInput(f"partition {part.partition} of {part.topic}: nobody read {before.end:,} to {part.start:,}")
+            raise BadInput(f"partition {part.partition} of {part.topic}: no run read {before.end:,} to {part.start:,}")
         whole[part.topic, part.partition] = before._replace(end=part.end)
     return [*whole.values()]
 
@@ -852,30 +860,19 @@ def joined(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
 def listed(
     spark: SparkSession, path: str, options: Mapping[str, str], before: Iterable[FileKey]
 ) -> list[SourceFile]:  # fmt: skip
-    """The ranges that were read ``before``, and those that came since, as if each were a file. A partition that comes
-    for the first time has a range even if it is empty: what the settings call "latest" is meant once.
+    """The ranges that were read ``before``, and the new ones, each as if it were a file. A new partition has a range
+    even if that is empty, so that "latest" is settled once.
     """
     topic = Topic.of(path, options)
     ranges = [OffsetRange.named(each.path) for each in before]
     read = {(part.topic, part.partition): part.end for part in joined(ranges)}
-    kind = topic.reader(spark)
-    now = topic.ranges(spark, kind)
-    if kind == OWN:
-        cluster = Cluster.of(topic.connector_options())
-        cluster.refuse_new_topic(read, cluster.ends())
-    known = {name for name, _ in read}
-    for part in now:
-        where = part.topic, part.partition
-        if where not in read:
-            ranges.append(part._replace(start=0) if part.topic in known and kind == OWN else part)
-        elif read[where] < part.end:
-            ranges.append(part._replace(start=read[where]))
+    ranges += topic.ranges(spark, topic.reader(spark), read)
     return [SourceFile(part.name, part.offsets, 0) for part in ranges]
 
 
 def ranges_read(manifest: bytes, checkpoint: Place) -> list[str]:
-    """The ranges that a run read, by its ``manifest``, or those of its versions, one after the other; of a stream by
-    its checkpoint.
+    """The ranges that a run read, from its ``manifest`` or those of its versions, one after the other; those of a
+    stream, from its checkpoint.
     """
     if manifest:
         return [OffsetRange(**json.loads(line)).name for line in manifest.splitlines()]
@@ -891,10 +888,10 @@ def open_stream(
     spark: SparkSession, path: str, options: Mapping[str, str], roles: Collection[str],
     start: Mapping[str, Any] | None,
 ) -> tuple[DataFrame, Mapping[str, Any] | None]:  # fmt: skip
-    """The messages that there are and that come, and where they begin: at ``start``, else where the settings say.
+    """The messages of a topic as a stream, and its first offsets: ``start``, else as the settings say.
 
     Until a batch is done, Spark asks a Python data source for its first offset at each start; so the caller keeps it.
-    None: Spark's own connector does.
+    None: Spark's own connector keeps it.
     """
     topic = Topic.of(path, options)
     kind = topic.reader(spark)

@@ -1,11 +1,11 @@
-"""``format("onefold-kafka")``: topics of Kafka as a table or a stream, where Spark's own connector is not there.
+"""``format("onefold-kafka")``: Kafka topics as a table or a stream, without Spark's own connector.
 
-It has the columns of Spark's connector and takes the same options, as far as it knows them: ``kafka.*`` (properties of
+It has the columns of Spark's connector and takes some of its options: ``kafka.*`` (properties of
 librdkafka), ``subscribe``, ``startingOffsets``, ``endingOffsets``, ``startingTimestamp``, ``endingTimestamp``,
 ``maxOffsetsPerTrigger`` and ``minPartitions``. The offsets of a stream are written as Spark's connector writes them.
 
-A task reads a range of offsets of one partition with a consumer of its own, which commits nothing: who asks for the
-same range gets the same messages, or an error if the broker no longer has them.
+A task reads a range of offsets of one partition with a consumer of its own, which commits nothing: reading a range
+again returns the same messages, or an error if the broker no longer has them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from onefold.spark.kafka import MESSAGE, OWN, Cluster, OffsetRange, Offsets, off
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError:  # an older Spark asks for all that is there, and "available" is one batch
+except ImportError:  # an older Spark reads all that is there: "available" is one batch
     ReadAllAvailable = ReadLimit = ReadMaxRows = None  # type: ignore[assignment,misc]
     SupportsTriggerAvailableNow = object  # type: ignore[assignment,misc]
 
 TASKS: Final = 64
-"""How many ranges a table is cut into, at most, unless ``minPartitions`` asks for more."""
+"""The most ranges that a table is cut into, unless ``minPartitions`` asks for more."""
 RANGE_OFFSETS_MIN: Final = 50_000
-"""A range of fewer offsets is not cut: the connection of its task would cost more than its messages."""
+"""A range of fewer offsets is not cut: another task's connection would cost more than its messages."""
 
 
 class OnefoldKafka(DataSource):
@@ -62,7 +62,7 @@ class _KafkaReader:
         return [InputPartition(tuple(piece)) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if partition.value is None:  # Spark's own, where there is nothing to read
+        if partition.value is None:  # Spark's placeholder if there is nothing to read
             return
         schema, part = arrow_schema(MESSAGE), OffsetRange(*partition.value)
         for messages in self._cluster.messages(part):
@@ -107,7 +107,7 @@ class KafkaStreamReader(_KafkaReader, DataSourceStreamReader, SupportsTriggerAva
         begin = offsets_of(start or {})
         until = self._cluster.ends() if self._until is None else self._until
         self._cluster.refuse_new_topic(begin, until)
-        ends = {**begin, **until}
+        ends: Offsets = {**begin, **until}
         if limit is not None and isinstance(limit, ReadMaxRows):
             ends = shared_out({where: (begin.get(where, 0), end) for where, end in ends.items()}, limit.max_rows)
         return offsets_json(ends)
@@ -118,14 +118,14 @@ class KafkaStreamReader(_KafkaReader, DataSourceStreamReader, SupportsTriggerAva
     def partitions(
         self, start: dict[str, dict[str, int]], end: dict[str, dict[str, int]]
     ) -> Sequence[InputPartition]:  # fmt: skip
-        begin = offsets_of(start)  # a partition that is new since then is read from its first message
+        begin = offsets_of(start)  # a partition added since is read from its first message
         ranges = [OffsetRange(*where, begin.get(where, 0), at) for where, at in offsets_of(end).items()]
         self._cluster.check([part for part in ranges if part.offsets])
         return self.cut(ranges)
 
 
 def shared_out(ranges: Mapping[tuple[str, int], tuple[int, int]], most: int) -> Offsets:
-    """Where each partition ends in a batch of this many offsets: each has its share of what is there to read.
+    """Where each partition ends in a batch of ``most`` offsets, shared in proportion to what each has to read.
 
     >>> shared_out({("t", 0): (0, 90), ("t", 1): (5, 15), ("t", 2): (7, 7)}, 10)
     {('t', 0): 9, ('t', 1): 6, ('t', 2): 7}

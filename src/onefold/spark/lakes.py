@@ -1,23 +1,23 @@
-"""Tables of a lake, Delta and Iceberg, by their own metadata: which files a table is made of, and how they are read.
+"""Delta and Iceberg tables by their own metadata: which files a table consists of, and how they are read.
 
-A table is read as one snapshot. Its metadata names the files, how many rows each has, which of these are deleted, the
-values of partitions, and by which name or number a column is found in a file. None of that can be seen in the files:
+A table is read as one snapshot. Its metadata has the files, their numbers of rows, the deleted rows, the partition
+values, and the name or number of each column in the files. The files alone do not show this:
 
-    a file that the log removed         lies there still
-    a column that was renamed           has its old name, or a number, in the files written before
-    a column of the partitions          may be in no file, and the names of folders prove nothing
-    a row that was deleted              is in its file still; another one holds its position
+    a file that the log removed         still exists
+    a renamed column                    has its old name, or a number, in files written before
+    a partition column                  may be in no file, and the names of folders prove nothing
+    a deleted row                       is still in its file; another file lists its position
 
-So tasks read the files through Arrow, each a slice of some row groups, and put together what the metadata says. What
-is not understood (equality deletes, Puffin files, protocol features that are not known here) is refused in one line.
-Where Spark has the platform's own connector, that one reads the same snapshot.
+So tasks read the files through Arrow, some row groups each, and apply the metadata. Features that are not supported
+(equality deletes, Puffin files, unknown protocol features) are refused in one line. If Spark has the platform's own
+connector, that reads the same snapshot.
 
-An Iceberg table is one of a catalogue, and is named in one of these ways:
+An Iceberg table belongs to a catalogue, and is named in one of these ways:
 
     lake/catalog.db#db.events    in a catalogue that is a SQLite file; its tables lie beside it, in ``lake/``
     prod.db.events               in a catalogue that pyiceberg's own settings name (``PYICEBERG_CATALOG__PROD__URI``,
                                  ``~/.pyiceberg.yaml``), or the options here: ``type``, ``uri``, ``warehouse``, keys
-    .../v3.metadata.json         one snapshot, without a catalogue; only to read
+    .../v3.metadata.json         one snapshot, without a catalogue; read-only
 """
 
 from __future__ import annotations
@@ -55,19 +55,25 @@ DELTA: Final = "delta"
 ICEBERG: Final = "iceberg"
 PACKAGES: Final = {DELTA: "deltalake", ICEBERG: "pyiceberg"}
 SLICE_BYTES: Final = 64 << 20
-"""What a task reads of a file, about."""
+"""About how much of a file a task reads."""
 TASKS_MAX: Final = 4_096
 BATCH_ROWS: Final = 16_384
 DELETED_MAX: Final = 50_000_000
-"""So many positions of rows that are deleted travel with the tasks, at 8 bytes each; beyond, compact the table."""
+"""The most positions of deleted rows, 8 bytes each, that are sent with the tasks; beyond, compact the table."""
 DELTA_FEATURES: Final = {
     "columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",
     "vacuumProtocolCheck",
 }  # fmt: skip
-"""The reader features of Delta's protocol that are understood here."""
+"""The reader features of Delta's protocol that are supported here."""
 FIELD_ID: Final = b"PARQUET:field_id"
 ID, NAMES = "onefold.id", "onefold.names"
-"""In the metadata of a column: its number in the files, and its names in files that have no numbers."""
+"""Metadata of a column: its number in the files, and its names in files without numbers."""
+VERSION_OPTION: Final = {DELTA: "versionAsOf", ICEBERG: "snapshot-id"}
+CONNECTOR_OPTIONS: Final = {
+    "timestampasof", "as-of-timestamp", "branch", "tag", "start-snapshot-id", "end-snapshot-id",
+    "readchangefeed", "readchangedata", "startingversion", "endingversion", "startingtimestamp", "endingtimestamp",
+}  # fmt: skip
+"""Reader options of Spark's connectors that choose other rows than those of one snapshot, in lower case."""
 ARROW_IO: Final = {"py-io-impl": "pyiceberg.io.pyarrow.PyArrowFileIO"}
 
 
@@ -76,20 +82,31 @@ def require_package(format: str) -> None:
         raise Misuse(f"format {format!r} needs the package {PACKAGES[format]}: pip install 'onefold[{format}]'")
 
 
+def refuse_connector_options(path: str, format: str, options: Iterable[str]) -> None:
+    """Refuse options that only Spark's own connector knows: ignored, they would give other rows than were asked for."""
+    for name in options:
+        if name.lower() in CONNECTOR_OPTIONS:
+            raise Misuse(
+                f"{path}: option {name!r} needs Spark's own {format} connector, which is not here;"
+                f" without it {VERSION_OPTION[format]!r} names a snapshot",
+                option=name,
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class IcebergName:
-    """A table, and the catalogue that it is in."""
+    """The name of a table, and its catalogue."""
 
     catalog: str
     table: tuple[str, ...]
     shown: str
     file: Path | None = None
-    """Of a catalogue that is a file."""
+    """The file, if the catalogue is one."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def parse(cls, text: str, options: Mapping[str, str]) -> IcebergName:
-        """What an address means; `Misuse` if it is none.
+        """Parse an address; `Misuse` if it is none.
 
         >>> name = IcebergName.parse("lake/catalog.db#db.events", {})
         >>> name.catalog, name.table, str(name.file)
@@ -117,18 +134,18 @@ class IcebergName:
         return cls("default", parts, text, Path(file), options)
 
     def others(self) -> list[tuple[str, ...]]:
-        """Some of the tables that there are."""
+        """Some of the catalogue's tables."""
         with self.trouble():
             catalog = self.opened()
             return [table for space in catalog.list_namespaces() for table in catalog.list_tables(space)][:10]
 
     def beside(self, suffix: str) -> IcebergName:
-        """The table of this name and ending in the same catalogue."""
+        """The table with this suffix after its name, in the same catalogue."""
         *spaces, last = self.table
         return IcebergName(self.catalog, (*spaces, last + suffix), self.shown + suffix, self.file, self.options)
 
     def opened(self, *, make: bool = False) -> Catalog:
-        """The catalogue; ``make`` one that is a file, and the namespace, if they are not there."""
+        """Open the catalogue; ``make``: create the namespace, and the catalogue if it is a file, if missing."""
         require_package(ICEBERG)
         from pyiceberg.catalog import load_catalog
 
@@ -148,7 +165,7 @@ class IcebergName:
         return catalog
 
     def table_of(self, catalog: Catalog) -> Table | None:
-        """None: it is not there."""
+        """The table; None: it does not exist."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         with self.trouble():
@@ -159,18 +176,18 @@ class IcebergName:
 
     @contextmanager
     def trouble(self) -> Iterator[None]:
-        """One line for whatever a catalogue or its store says."""
+        """Turn errors of a catalogue or its store into one line."""
         from pyiceberg.exceptions import CommitFailedException, RESTError, ServiceUnavailableError
 
         try:
             yield
         except (CommitFailedException, OnefoldError):
             raise
-        except (ValueError, TypeError, ModuleNotFoundError) as error:  # of settings
+        except (ValueError, TypeError, ModuleNotFoundError) as error:  # wrong settings
             raise Misuse(f"{self.shown}: {_line(error)}", path=self.shown) from error
         except (OSError, RESTError, ServiceUnavailableError) as error:
             raise OSError(f"{self.shown}: {_line(error)}") from error
-        except Exception as error:  # SQLAlchemy's and others that pyiceberg lets through
+        except Exception as error:  # such as SQLAlchemy's, which pyiceberg does not wrap
             raise StoreFailed(f"{self.shown}: {type(error).__name__}: {_line(error)}", path=self.shown) from error
 
 
@@ -183,7 +200,7 @@ _ICEBERG: Final[Mapping[str, str]] = {
 
 
 def iceberg_schema(schema: T.StructType) -> dict[str, Any]:
-    """Spark's schema as Iceberg writes it, every value allowed to be null; `Misuse` for a type that it lacks."""
+    """Spark's schema as Iceberg's JSON, with everything nullable; `Misuse` for a type that Iceberg lacks."""
     numbers = count(1)
 
     def kind(node: Any, name: str) -> Any:
@@ -216,14 +233,14 @@ class LakeFile:
     """A file of a snapshot."""
 
     path: str
-    """As its file system knows it."""
+    """The path in its file system."""
     size: int
     rows: int
-    """Without those that are deleted, by the metadata of the table."""
+    """Without deleted rows, by the metadata of the table."""
     values: Mapping[str, Any]
-    """Of columns that may not be in the file, by name: those of its partition."""
+    """The partition values by column; these columns may not be in the file."""
     deleted: Any = None
-    """The positions of the rows that are deleted, as an array in order."""
+    """The positions of deleted rows, as a sorted array."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,24 +252,24 @@ class Snapshot:
     version: int | None
     """Delta's version, Iceberg's snapshot id; None: the table has none yet."""
     schema: T.StructType
-    """Its columns; the metadata says how they are found in the files."""
+    """The columns; their metadata says how to find them in the files."""
     files: Sequence[LakeFile]
     store: Any = field(repr=False)
-    """The file system, which travels with the tasks."""
+    """The file system, which is pickled into the tasks."""
 
     @property
     def named(self) -> dict[str, Any]:
         return {"format": self.format, "table": self.shown, "version": self.version}
 
     def only(self, paths: Collection[str]) -> Snapshot:
-        """The part of these files; `OSError` if one is not there any more."""
+        """The snapshot restricted to these files; `OSError` if one no longer exists."""
         files = [file for file in self.files if file.path in paths]
         if gone := {*paths} - {file.path for file in files}:
             raise OSError(f"{self.shown}: version {self.version} has no file {min(gone)}: it was replaced meanwhile")
         return replace(self, files=files)
 
     def read(self, spark: SparkSession, at: str | None = None) -> DataFrame:
-        """Its rows. ``at``: a further column with the file of each."""
+        """The rows. ``at``: add a column of this name with the file of each row."""
         schema = T.StructType([*_plain(self.schema), *([T.StructField(at, T.StringType())] if at else [])])
         cuts = [(n, max(1, -(-file.size // SLICE_BYTES))) for n, file in enumerate(self.files) if file.rows]
         units = [(n, part, parts) for n, parts in cuts for part in range(parts)]
@@ -267,11 +284,12 @@ class Snapshot:
 def open_snapshot(path: str, format: str, options: Mapping[str, str]) -> Snapshot:
     """The newest snapshot of a table, or the one that the options name (``versionAsOf``, ``snapshot-id``).
 
-    `Misuse` if there is none, or if it holds what would be read wrongly; `OSError` if its store fails.
+    `Misuse` if there is none, or if it uses features that would be read wrongly; `OSError` if its store fails.
     """
     require_package(format)
-    own = {name: value for name, value in options.items() if name not in ("versionAsOf", "snapshot-id")}
-    version = options.get("versionAsOf" if format == DELTA else "snapshot-id")
+    name = VERSION_OPTION[format].lower()  # Spark's option names are case-insensitive
+    own = {option: value for option, value in options.items() if option.lower() != name}
+    version = next((value for option, value in options.items() if option.lower() == name), None)
     if version is not None and not version.isdecimal():
         raise Misuse(f"{path}: the version is {version!r}, must be a number", path=path)
     wanted = None if version is None else int(version)
@@ -324,7 +342,7 @@ def _delta(path: str, version: int | None, options: Mapping[str, str]) -> Snapsh
 
 @contextmanager
 def delta_trouble(path: str) -> Iterator[None]:
-    """One line for whatever deltalake says of a table, but for a commit that failed."""
+    """Turn errors of deltalake into one line, except failed commits."""
     from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
     try:
@@ -338,12 +356,12 @@ def delta_trouble(path: str) -> Iterator[None]:
 
 
 def delta_url(path: str) -> str:
-    """As deltalake spells it: Hadoop's own scheme for S3 is no other store."""
+    """The URL as deltalake spells it: s3a and s3n are Hadoop's names for s3."""
     return re.sub("^s3[an]:", "s3:", path.removeprefix("file://") if path.startswith("file:///") else path)
 
 
 def _delta_columns(node: Any, mapping: str) -> Any:
-    """The schema of the log as Spark's, each column with how it is found in the files."""
+    """The schema of the log as Spark's; the metadata of each column says how to find it in the files."""
 
     def marked(inner: Any) -> Any:
         if isinstance(inner, list):
@@ -360,7 +378,7 @@ def _delta_columns(node: Any, mapping: str) -> Any:
 
     try:
         return T.StructType.fromJson(marked(node))
-    except Exception as error:  # Spark's own, another one in each version: such as a type that it does not have
+    except Exception as error:  # for an unknown type, each version of Spark raises another exception
         raise Misuse(f"the columns of this Delta table are not Spark's: {_line(error)}") from error
 
 
@@ -419,7 +437,7 @@ def _static(name: IcebergName) -> Any:
 
 
 def _positions(table: Any, tasks: Iterable[Any]) -> dict[str, Any]:
-    """Of each file the rows that are deleted, from the files that say so."""
+    """The positions of deleted rows by data file, from the position delete files."""
     wanted: dict[str, set[str]] = {}
     for task in tasks:
         for delete in task.delete_files:
@@ -449,7 +467,7 @@ def _mapped_names(mapping: Any) -> dict[int, list[str]]:
 
 
 def spark_schema(node: Any, mapped: Mapping[int, list[str]] | None) -> Any:
-    """Iceberg's schema as Spark's; each column with its number, and its names in files without numbers."""
+    """Iceberg's schema as Spark's; each column has its number, and its names in files without numbers, as metadata."""
 
     def kind(node: Any, name: str) -> T.DataType:
         if isinstance(node, str):
@@ -482,7 +500,7 @@ _FROM_ICEBERG: Final = {word: name for name, word in _ICEBERG.items() if name no
 
 
 def _plain(schema: T.StructType) -> list[T.StructField]:
-    """The columns without what is ours."""
+    """The columns without our metadata."""
 
     def plain(node: Any) -> Any:
         if isinstance(node, list):
@@ -530,7 +548,7 @@ def _fitted(
     batch: pa.RecordBatch, own: pa.DataType, start: int, file: LakeFile, schema: T.StructType, target: pa.Schema,
     tells_file: bool,
 ) -> pa.RecordBatch:  # fmt: skip
-    """Rows of a file in the columns of the table, without those that are deleted. ``start``: where in the file."""
+    """Rows of a file in the columns of the table, without deleted rows. ``start``: the first row's position."""
     if file.deleted is not None and len(file.deleted):
         first, last = np.searchsorted(file.deleted, [start, start + batch.num_rows])
         stays = np.ones(batch.num_rows, bool)
@@ -550,7 +568,7 @@ def _fitted(
 
 
 def _place(column: T.StructField, own: pa.DataType, has_ids: bool) -> int | None:
-    """Where a column stands in a file, or in a struct of it; None: it is not there."""
+    """The index of a column in a file or a struct; None: it does not have the column."""
     number, names = column.metadata.get(ID), column.metadata.get(NAMES)
     if number is not None and has_ids:
         numbers = [int((each.metadata or {}).get(FIELD_ID, -1)) for each in own]
@@ -569,7 +587,7 @@ def _constant(value: Any, kind: pa.DataType) -> pa.Scalar:
 
 
 def _cast(values: Any, own: pa.DataType, kind: T.DataType, target: pa.DataType, has_ids: bool) -> Any:
-    """Values of a file as the table has them, whatever columns a struct had when they were written."""
+    """Values of a file in the table's type, whatever columns a struct had when it was written."""
     if isinstance(kind, T.StructType):
         children = []
         for i, each in enumerate(kind):
@@ -595,7 +613,7 @@ def _cast(values: Any, own: pa.DataType, kind: T.DataType, target: pa.DataType, 
 
 
 def _nested(values: Any, target: pa.DataType, inner: Any) -> Any:
-    """The same lists of other elements. By their buffers: Arrow, given offsets, forgets which of them are null."""
+    """The same lists with other elements. Built from buffers, because from offsets Arrow loses which lists are null."""
     if pa.types.is_large_list(values.type):
         values = values.cast(pa.list_(values.type.value_field))
     validity, offsets = values.buffers()[:2]

@@ -2,13 +2,13 @@
 
     df = spark.read.format("onefold-log").load("log/orders")
 
-An offset of the stream is an offset of the log, so a checkpoint of Spark says exactly which records were read, and a
-restart goes on there. Only what is on disk for good is read: the log's writer says how far that is. A task reads a
-range of offsets, cut where segments and their index have borders; records become Arrow batches.
+An offset of the stream is an offset of the log, so a Spark checkpoint says exactly which records were read, and a
+restart continues there. Only records that the log's writer has marked as durable are read. A task reads a range of
+offsets, cut at the borders of segments and index entries; records become Arrow batches.
 
-Options: ``start`` (of a stream: "earliest", "latest", an offset or a time such as "2026-01-31T12:00:00", in UTC),
+Options: ``start`` (for a stream: "earliest", "latest", an offset or a time such as "2026-01-31T12:00:00", in UTC),
 ``maxRecordsPerTrigger``, ``kinds`` ("messages", or "all": also conflicts, sessions, purges and switches), ``tasks``
-(how many read, at most).
+(the most tasks that read).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ class OnefoldLog(DataSource):
 
 
 class _TopicReader:
-    """What both readers share: the options, and the log that they name."""
+    """The options and the log, for both readers."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         unknown = sorted(name for name in options if name.lower() not in {option.lower() for option in OPTIONS})

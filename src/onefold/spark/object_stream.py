@@ -1,9 +1,8 @@
 """A folder of an object store as a stream, where Spark has no connector for it: a Python data source of Spark 4.1.
 
-Which files belong to which batch is written down before the batch is, where Spark itself keeps it of a folder that it
-can open, and in the same form (``sources/0/N`` in the checkpoint). So a batch that is tried again reads the same files,
-and `stream.StreamFiles` looks at both kinds of log alike. A file that is listed once is never listed again; one that
-was overwritten since is not read anew.
+The files of each batch are logged before the batch begins, in the place and format of Spark's own file source
+(``sources/0/N`` in the checkpoint). So a retried batch reads the same files, and `stream.StreamFiles` reads both kinds
+of log. A file is listed once only: if it is overwritten later, it is not read again.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ NAME = "onefold-objects"
 
 
 def source_of(files: Any) -> type[DataSource]:
-    """The data source for this file system, which travels with it to where the reader works."""
+    """The data source class for this file system, which is pickled with it."""
 
     class Objects(ObjectSource):
         store = files
@@ -54,7 +53,7 @@ class ObjectStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._store, self._schema = store, arrow_schema(schema)
         self._until: set[str] | None = None
         self._known: set[str] = set()
-        """The files of the first entries of the log, as they are spelled there."""
+        """The files in the first ``_entry_count`` entries of the log, spelled as there."""
         self._entry_count = 0
 
     def initialOffset(self) -> dict[str, int]:
@@ -68,7 +67,7 @@ class ObjectStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         number = start["logOffset"] + 1
-        if self._entries(number):  # of a start that died when it had listed them
+        if self._entries(number):  # logged by an earlier start that died before the batch
             return {"logOffset": number}
         for each in range(self._entry_count, number):
             self._known |= {entry["path"] for entry in self._entries(each)}
@@ -106,5 +105,5 @@ class ObjectStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _spelled(url: str) -> str:
-    """As Spark writes the path of a file into its log."""
+    """A file's path as Spark spells it in its log."""
     return quote(url, safe=":/")

@@ -1,17 +1,17 @@
-"""Object stores: how they are opened, and rows that Arrow reads and writes there where Spark has no connector.
+"""Object stores: opening them, and reading and writing rows through Arrow where Spark has no connector.
 
-A store is opened by ``pyarrow.fs``, by the driver and by tasks alike, with time limits: a store that does not answer is
-an error after seconds. What the driver's environment says (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``AWS_REGION``)
-travels with the tasks; where it says nothing, each machine finds its own way (a profile, the role of the machine).
+Driver and tasks open a store with ``pyarrow.fs``, with time limits: a store that does not answer is an error after
+seconds. Settings in the driver's environment (``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ``AWS_REGION``) travel with
+the tasks; without them each machine uses its own (a profile, the role of the machine).
 
 Spark reads and writes rows there itself if it has a connector (`session.opens`). If not, its tasks do it through Arrow:
 
-    to read     the driver lists files; each task gets some of them, or of a large one some row groups
-    to write    each task writes files under names that no other attempt has, and says which. What all of them said is
-                put beside the files when the job is done (``_files.json``): what failed attempts left is not in it
+    to read     the driver lists files; each task gets some files, or some row groups of a large one
+    to write    each task writes files under names unique to its attempt and returns these names. When the job is done,
+                the list is put beside the files (``_files.json``), without the files of failed attempts
 
-Both give what Spark's own Parquet reader and writer would, types included; the schema is kept in the files as Spark
-keeps it. Text and JSON come line by line.
+The result is the same as by Spark's own Parquet reader and writer, types included; the files hold the schema in Spark's
+metadata too. Text and JSON are read line by line.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from onefold.stores.addresses import is_far
 
 S3: Final = ("s3", "s3a", "s3n")
 STORES: Final = {*S3, "gs", "gcs", "oss", "obs", "cos", "cosn", "wasb", "wasbs", "swift"}
-"""Where a folder is only a part of many names: its rename is a copy per file, and no single step."""
+"""Stores without real folders: renaming one is a copy per file, and not atomic."""
 LOCK: Final = "_onefold.lock"
 """A lease on a folder, see `signature`."""
 LISTED: Final = "_files.json"
 """The files that a job wrote into a folder, and how many rows each has."""
 CONNECT_S: Final = 5
 REQUEST_S: Final = 15
-"""Without a single byte; S3 sends some while it copies. Hadoop's connector waits 200 s, four times or more."""
+"""How long to wait for a byte; S3 sends some while it copies. Hadoop's connector waits 200 s, four times or more."""
 ATTEMPTS_MAX: Final = 3
-"""As AWS's own tools try a request: a store that is silent is an error within a minute."""
+"""As AWS's own tools; a silent store is an error within a minute."""
 SLICE_BYTES: Final = 64 << 20
-"""What a task reads of a Parquet file: half of what Spark takes, because Arrow's columns are in Python's memory too."""
+"""How much of a Parquet file a task reads: half of Spark's default, because Arrow's columns use Python's memory too."""
 OPEN_BYTES: Final = 4 << 20
-"""What could be read while a file is opened, as Spark has it: small files go to a task together."""
+"""The cost of opening a file, in bytes, as in Spark: small files are packed into one task."""
 TASKS: Final = 64
-"""As many tasks at least have a file of their own before that, if there are so many files."""
+"""Files are packed together only beyond this number of tasks."""
 BATCH_ROWS: Final = 65_536
 GROUP_BYTES: Final = 64 << 20
-"""Of a row group in memory, before it is written; as large as Arrow's own are, on disk about a quarter."""
+"""The size of a row group in memory before it is written, as in Arrow; about a quarter of that on disk."""
 FILE_BYTES: Final = 4 << 30
 """Where a file ends and the next one begins: S3 copies at most 5 GB in one request."""
 NO_VALUE: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -76,18 +76,18 @@ def scheme_of(path: str) -> str:
 
 
 def local_path(url: str) -> str:
-    """The absolute path of this machine that a path or a ``file:`` URL means."""
+    """The absolute local path of a path or a ``file:`` URL."""
     own = unquote(re.sub("^//(localhost)?(?=/)", "", url[5:])) if url.lower().startswith("file:") else url
     return os.path.abspath(own)
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The file system that a path or URL is in, and the path there; `Misuse` if pyarrow has none for it."""
+    """The file system of a path or URL, and the path in it; `Misuse` if pyarrow has none for it."""
     return _store(url)[0], path_in(url)
 
 
 def path_in(url: str) -> str:
-    """The path of a URL in its file system: the name as it is written, in which no sign means another.
+    """The path of a URL in its file system; in a store the name is taken literally, without unquoting.
 
     >>> path_in("s3a://b/in//a%20b #1"), path_in("file:///tmp/a%20b")
     ('b/in/a%20b #1', '/tmp/a b')
@@ -100,20 +100,20 @@ def path_in(url: str) -> str:
 
 
 def _parts(url: str) -> tuple[str, str, str]:
-    """Scheme, bucket (or container, or host) and key of a URL; `Misuse` if it has credentials in it, or no bucket."""
+    """Scheme, bucket (or container, or host) and key of a URL; `Misuse` if it has credentials or no bucket."""
     scheme, _, rest = url.partition(":")
     root, _, key = rest.removeprefix("//").partition("/")
     owner, at, host = root.rpartition("@")
     if at and (":" in owner or scheme.lower() in S3):
         plain = f"{scheme}://{host}/{key}"
-        raise Misuse(f"{plain}: the URL has credentials in it, which belong into the environment", path=plain)
+        raise Misuse(f"{plain}: the URL has credentials in it, which belong in the environment", path=plain)
     if scheme.lower() in S3 and not root:
         raise Misuse(f"{url}: the URL names no bucket", path=url)
     return scheme.lower(), root, key
 
 
 def _store(url: str) -> tuple[Any, str]:
-    """The file system that a path or URL is in, and where its root begins there."""
+    """The file system of a path or URL, and the path of the URL's root in it."""
     if not is_far(url):
         return fs.LocalFileSystem(), ""
     scheme, root, _ = _parts(url)
@@ -123,7 +123,7 @@ def _store(url: str) -> tuple[Any, str]:
 @lru_cache(maxsize=64)
 def _other(scheme: str, root: str) -> tuple[Any, str]:
     url = f"{scheme}://{root}"
-    try:  # Google's library tries for a quarter of an hour
+    try:  # by default Google's library retries for a quarter of an hour
         limit = f"?retry_limit_seconds={REQUEST_S * ATTEMPTS_MAX}" if scheme in ("gs", "gcs") else ""
         files, top = fs.FileSystem.from_uri(url + limit)
     except (OSError, ValueError) as error:
@@ -156,17 +156,17 @@ def _s3(bucket: str, endpoint: str | None, region: str | None, *keys: str | None
 
 
 def plain_error(error: BaseException) -> str:
-    """What a store says, in one line and without the number of the request."""
+    """A store's error in one line, without the request id."""
     text = re.sub(r" \(Request ID: [^)]*\)| Detail: .*$", "", " ".join(str(error).split()))
     return text[:300] or type(error).__name__
 
 
 def put_new(url: str, data: bytes) -> bool:
-    """Write an object that is not there yet; False, and nothing written, if there is one with other bytes.
+    """Write an object that must not exist yet; False, and nothing is written, if it exists with other bytes.
 
-    On S3 by one conditional put, if botocore is installed: of two at once one gets True. Else by looking first, which
-    leaves two at the very same time unnoticed. A put whose answer is lost is tried again, and then the object is there:
-    so the bytes must be such as nobody else would write, and whoever finds them there wrote them.
+    On S3 this is one conditional put if botocore is installed: of two concurrent writers one gets True. Otherwise it
+    looks first, and two writers at the same moment go unnoticed. A put whose answer is lost is retried and then finds
+    the object: so the bytes must be unique to the writer, who recognises its own by them.
     """
     files, path = file_system(url)
     client = _client(*_of_environment()[:2]) if scheme_of(url) in S3 else None
@@ -197,7 +197,7 @@ def put_new(url: str, data: bytes) -> bool:
 
 @cache
 def _client(endpoint: str | None, region: str | None) -> Any:
-    """A client of S3 that can put under a condition, which pyarrow's cannot; None: botocore is not installed."""
+    """An S3 client with conditional puts, which pyarrow's lacks; None: botocore is not installed."""
     try:
         from botocore.config import Config
         from botocore.session import get_session
@@ -234,7 +234,7 @@ def files_below(url: str, store: Any = None) -> list[StoredFile]:
 
 
 def _is_hidden(name: str) -> bool:
-    """As Spark sees it; and what Hadoop puts where a folder would be."""
+    """Whether Spark skips this name, or it is a folder marker of Hadoop."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("_$folder$")
 
 
@@ -243,7 +243,7 @@ def _stored(url: str, info: Any) -> StoredFile:
 
 
 def opened(url: str) -> Any:
-    """A file to read from, anywhere in it."""
+    """Open a file for random access."""
     files, path = file_system(url)
     return files.open_input_file(path)
 
@@ -257,12 +257,12 @@ def schema_of(url: str, kind: str = "parquet") -> T.StructType:
         return T.StructType.fromJson(json.loads(own))
     try:
         return from_arrow_schema(pa.schema([pa.field(field.name, _known(field.type)) for field in arrow]))
-    except Exception as error:  # Spark names the type that it does not know by an error of its own, one per version
+    except Exception as error:  # for an unknown type, each version of Spark raises another exception
         raise OSError(f"cannot read {url}: {plain_error(error)}") from error
 
 
 def _known(kind: pa.DataType) -> pa.DataType:
-    """The type that Spark reads a column of Parquet as."""
+    """The Arrow type of a Parquet column as Spark reads it."""
     wider = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.decimal128(20)}
     if pa.types.is_dictionary(kind):
         return _known(kind.value_type)
@@ -276,7 +276,7 @@ def _known(kind: pa.DataType) -> pa.DataType:
 
 
 def folder_values(root: str, url: str) -> dict[str, str | None]:
-    """What the folders of a file say, such as ``device=7``: those below a source, which may be a pattern.
+    """The values of a file's partition folders such as ``device=7``, below a root, which may be a pattern.
 
     >>> folder_values("s3://b/*", "s3://b/in/day=3/device=a%2Fb/x.parquet")
     {'day': '3', 'device': 'a/b'}
@@ -287,11 +287,11 @@ def folder_values(root: str, url: str) -> dict[str, str | None]:
 
 
 PATTERN: Final = re.compile(r"[*?\[{]")
-"""What makes a path a pattern to Hadoop."""
+"""The characters that make a path a pattern to Hadoop."""
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a name, without a slash, is one that a pattern without braces stands for.
+    """Whether a name without a slash matches a pattern without braces.
 
     >>> matches("day=[^0]*", "day=1"), matches("day=[!0]*", "day=0"), matches("a+b", "a+b")
     (True, False, True)
@@ -307,14 +307,14 @@ def matches(pattern: str, name: str) -> bool:
     text = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     try:
         return re.fullmatch(re.sub(r"\\\[(.*?)\\\]", any_of, text), name, re.S) is not None
-    except re.error:  # not a pattern to us: it may match anything
+    except re.error:  # unknown syntax: assume that it matches
         return True
 
 
 def matching(pattern: str, store: Any = None) -> list[StoredFile]:
-    """The files that a URL means: those below it, or below what matches it if it is a pattern."""
+    """The files at or below a URL, or below everything that matches it if it is a pattern."""
     if sign := set(pattern) & set("{\\"):
-        what = f"{min(sign)} in a pattern needs a connector of Spark's own; name what all have in common"
+        what = f"{min(sign)} in a pattern needs Spark's own connector; use the part that all paths share"
         raise Misuse(f"{pattern}: {what}", path=pattern)
     parts = pattern.rstrip("/").split("/")
     fixed = next((i for i, part in enumerate(parts) if PATTERN.search(part)), len(parts))
@@ -330,8 +330,8 @@ def rows(
     spark: SparkSession, files: Sequence[StoredFile], schema: T.StructType, *, kind: str = "parquet", root: str = "",
     at: str | None = None,
 ) -> DataFrame:  # fmt: skip
-    """The rows of these files. ``kind``: "parquet", "orc", or "text" for lines. Folders below ``root`` may be columns.
-    ``at``: a further column with the file of each row.
+    """The rows of these files. ``kind``: "parquet", "orc", or "text" for lines. Partition folders below ``root`` may be
+    columns. ``at``: add a column of this name with the file of each row.
     """
     lines = kind == "text"
     fields = [
@@ -349,11 +349,11 @@ def rows(
                 yield from reader.read(unit)
 
     df = spark.range(0, len(tasks), 1, len(tasks)).mapInArrow(read, wanted)
-    return df.withColumn("value", F.col("value").cast("string")) if lines else df  # its bytes as they are
+    return df.withColumn("value", F.col("value").cast("string")) if lines else df  # keeps bytes that are not UTF-8
 
 
 class Unit(NamedTuple):
-    """What is read in one go: a part of a file."""
+    """A part of a file."""
 
     url: str
     part: int
@@ -361,7 +361,7 @@ class Unit(NamedTuple):
 
 
 def tasks_of(files: Sequence[tuple[str, int]], kind: str) -> list[list[Unit]]:
-    """What each task reads of files with these sizes: a part of a large one, or some small ones.
+    """The units of each task, for files with these sizes: a part of a large file, or several small files.
 
     >>> [len(units) for units in tasks_of([("s3://b/large", 200 << 20)] + 130 * [("s3://b/small", 1)], "parquet")][:6]
     [1, 1, 1, 1, 2, 2]
@@ -382,7 +382,7 @@ def tasks_of(files: Sequence[tuple[str, int]], kind: str) -> list[list[Unit]]:
 
 
 class UnitReader:
-    """What a task does to read; it travels there. ``schema``: the columns that come out."""
+    """Reads units in a task; pickled into it. ``schema``: the columns of the output."""
 
     def __init__(self, files: Any, kind: str, schema: pa.Schema, root: str, at: str | None = None) -> None:
         self._files, self._kind, self._schema, self._root, self._at = files, kind, schema, root, at
@@ -422,7 +422,7 @@ def unpacked(url: str, raw: Any) -> IO[bytes]:
 
 
 def _lines(file: IO[bytes]) -> Iterator[pa.RecordBatch]:
-    """Lines as Hadoop's reader cuts them: at a line feed, a carriage return or both."""
+    """Lines as Hadoop's reader splits them: at a line feed, a carriage return or both."""
     lines: list[bytes] = []
     rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
     while True:
@@ -441,7 +441,7 @@ def _lines(file: IO[bytes]) -> Iterator[pa.RecordBatch]:
 
 
 def _fitted(batch: pa.RecordBatch, schema: pa.Schema, known: Mapping[str, str | None]) -> pa.RecordBatch:
-    """The columns of a schema: of the file, of its folders, or null."""
+    """The columns of a schema, from the file, from its folders, or null."""
     places = {name.lower(): i for i, name in enumerate(batch.schema.names)}
     columns = []
     for field in schema:
@@ -461,15 +461,15 @@ def _fitted(batch: pa.RecordBatch, schema: pa.Schema, known: Mapping[str, str | 
 
 
 def write(df: DataFrame, url: str, partition_by: str | None = None) -> list[tuple[str, int, int]]:
-    """Write rows as Parquet below a URL; the files by their names there, each with its bytes and rows.
+    """Write rows as Parquet below a URL; return each file's relative name, bytes and rows.
 
-    ``partition_by``: a column that says in which folder a row goes, ``column=value``; it is not in the files.
+    ``partition_by``: a column whose values become folders ``column=value``; it is not in the files.
     """
     schema = T.StructType([field for field in df.schema if field.name != partition_by])
-    task = _Write(url, partition_by, _with_spark_schema(schema))
+    task = _Write(url, partition_by, arrow_schema(schema).with_metadata({_SPARK_SCHEMA: schema.json().encode()}))
     done = df.mapInArrow(task, "name string, size long, rows long").collect()
     files = sorted((str(name), int(size), int(count)) for name, size, count in done)
-    if not files and partition_by is None:  # a folder without a file would say nothing of its columns
+    if not files and partition_by is None:  # without any file the columns would not be known
         files = [task.empty()]
     target, path = file_system(url)
     with target.open_output_stream(f"{path}/{LISTED}") as stream:
@@ -477,12 +477,8 @@ def write(df: DataFrame, url: str, partition_by: str | None = None) -> list[tupl
     return files
 
 
-def _with_spark_schema(schema: T.StructType) -> pa.Schema:
-    return arrow_schema(schema).with_metadata({_SPARK_SCHEMA: schema.json().encode()})
-
-
 class _Write:
-    """What a task does to write; it travels there."""
+    """Writes the rows of a task; pickled into it."""
 
     def __init__(self, url: str, partition_by: str | None, schema: pa.Schema) -> None:
         self._files, self._url, self._by, self._schema = file_system(url)[0], url, partition_by, schema
@@ -521,7 +517,7 @@ class _Write:
 
 
 class _Part:
-    """A file that is being written; it is there when it is closed, as a whole."""
+    """A file being written; in a store it appears as a whole when it is closed."""
 
     def __init__(self, files: Any, url: str, folder: str, schema: pa.Schema) -> None:
         context = TaskContext.get()
@@ -544,7 +540,7 @@ class _Part:
 
     @property
     def size(self) -> int:
-        """The bytes that are written."""
+        """The bytes written so far."""
         return int(self._raw.tell())
 
     def _flush(self) -> None:
@@ -561,7 +557,7 @@ class _Part:
 
 
 def written(url: str) -> list[StoredFile]:
-    """The files of a folder that `write` wrote, by its list; of a folder that Spark wrote, all that are there."""
+    """The files in the list of a folder that `write` wrote; without a list, as Spark writes, all Parquet files."""
     folder, _, name = url.rstrip("/").rpartition("/")
     for where, prefix in ((url.rstrip("/"), ""), (folder, f"{name}/")):
         files, path = file_system(f"{where}/{LISTED}")

@@ -1,4 +1,4 @@
-"""What can be seen of a table before Spark is started: columns of files of this machine, as far as pyarrow is quick."""
+"""The columns of local files before Spark is started, as far as pyarrow finds them quickly."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import ArrayType, DataType, DecimalType, StringType, StructField, StructType
 
 _OPTIONS: Final = {"parquet": set[str](), "csv": {"header", "sep", "delimiter"}, "json": set[str]()}
-"""Formats that are looked at, and the options of text that are understood."""
+"""The formats that are supported, each with the reader options that are."""
 UNKNOWN: Final = DecimalType(20, 0)
-"""The decimal that stands for a type of Parquet that only Spark knows: it is taken for an id, a number and a time."""
+"""Stands for a Parquet type that only Spark knows; a decimal passes as an id, a number and a time."""
 PEEK_BYTES_MAX: Final = 64 << 20
 PEEK_FILES_MAX: Final = 1_000
 PEEK_ROWS: Final = 1_000
-"""How many rows are looked at before a text column is believed to hold numbers or times."""
+"""How many rows are checked for a number or a time before a text column is refused."""
 
 
 class Peek(NamedTuple):
-    """What can be seen of a table without Spark; in the place of a DataFrame, where columns are checked."""
+    """The columns of a table, known without Spark; takes the place of a DataFrame in checks of columns."""
 
     schema: StructType
     texts: Mapping[str, Sequence[str]]
@@ -48,11 +48,10 @@ def peek(
     path: Path, kind: str, names: Collection[str], options: Mapping[str, str] | None = None,
     rows_max: int | None = PEEK_ROWS,
 ) -> Peek | None:  # fmt: skip
-    """The columns of a table, those of JSON by so many of its lines; None if they are not to be had quickly.
+    """The columns of a table, for JSON those of the first ``rows_max`` lines; None if they cannot be found quickly.
 
-    ``names``: the columns that are asked for, as they were spelled.
+    ``names``: the columns that are asked for, as spelled by the user.
     """
-
     kind, own = "json" if kind in ("jsonl", "ndjson") else kind, {n.lower(): v for n, v in (options or {}).items()}
     if kind not in _OPTIONS or (kind != "parquet" and not own.keys() <= _OPTIONS[kind]):
         return None
@@ -70,7 +69,6 @@ def peek(
 
 
 def _with_folders(table: Peek, path: Path, files: Sequence[Path]) -> Peek:
-
     parts = (part.partition("=") for file in files for part in file.relative_to(path).parts[:-1])
     folders = {name: StructField(name, StringType()) for name, sign, _ in parts if sign}
     names = {name.lower() for name in folders}
@@ -79,7 +77,6 @@ def _with_folders(table: Peek, path: Path, files: Sequence[Path]) -> Peek:
 
 
 def _parquet(files: Sequence[Path], names: Collection[str]) -> Peek:
-
     fields: dict[str, Any] = {}
     for file in files:
         for field in pq.read_schema(file):
@@ -89,7 +86,7 @@ def _parquet(files: Sequence[Path], names: Collection[str]) -> Peek:
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         try:
             columns.append(StructField(name, from_arrow_type(kind)))
-        except Exception:  # whatever it says of a type that it does not know: Spark knows
+        except Exception:  # a type that PySpark does not map; each version raises another exception
             columns.append(StructField(name, UNKNOWN))
     texts = [name for name in names if name in fields and pa.types.is_string(fields[name])]
     values: dict[str, list[str]] = {}
@@ -102,7 +99,6 @@ def _parquet(files: Sequence[Path], names: Collection[str]) -> Peek:
 
 
 def _csv(files: Sequence[Path], options: Mapping[str, str]) -> Peek | None:
-
     separator = options.get("sep", options.get("delimiter", ","))
     if len(separator) != 1:
         return None
@@ -121,12 +117,12 @@ def _csv(files: Sequence[Path], options: Mapping[str, str]) -> Peek | None:
 
 
 def _json(files: Sequence[Path], names: Collection[str], rows_max: int | None) -> Peek | None:
-
     kinds, texts, rows, size = dict[str, Any](), dict[str, list[str]](), 0, 0
-    lines = (line for file in files for line in _text_of(file))
-    for line in lines:
+    is_complete = True
+    for line in (line for file in files for line in _text_of(file)):
         size += len(line)
         if size > PEEK_BYTES_MAX or rows == rows_max:
+            is_complete = False
             break
         try:
             row = json.loads(line)
@@ -143,12 +139,11 @@ def _json(files: Sequence[Path], names: Collection[str], rows_max: int | None) -
         spellings.setdefault(name.lower(), []).append(name)
     own = [next((each for each in same if each in names), max(same)) for same in spellings.values()]
     fields = [StructField(name, kinds[name]) for name in own]
-    return Peek(StructType(fields), texts, complete=next(lines, None) is None) if size else None
+    return Peek(StructType(fields), texts, is_complete) if size else None
 
 
 def _kind(value: Any, before: DataType | None = None) -> DataType:
-    """How a value of JSON is read where it names or numbers a message: as text, or with its parts."""
-
+    """The type of a JSON value in a column that identifies a message: text, or a struct of its fields."""
     if isinstance(value, dict):
         parts = {field.name: field.dataType for field in before} if isinstance(before, StructType) else {}
         parts |= {name: _kind(each, parts.get(name)) for name, each in value.items()}
@@ -157,14 +152,13 @@ def _kind(value: Any, before: DataType | None = None) -> DataType:
 
 
 def _text_of(file: Path) -> io.TextIOWrapper:
-
     return io.TextIOWrapper(
         pa.input_stream(str(file), compression="detect"), encoding="utf-8-sig", errors="replace", newline=""
     )
 
 
 def visible(folder: Path) -> Iterator[Path]:
-    """The files in a folder. As for Spark, what begins with a dot or an underscore is not there."""
+    """The files below a folder, without names that Spark skips: those that begin with a dot or an underscore."""
     for at, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
         yield from (Path(at, name) for name in sorted(files) if not name.startswith((".", "_")))

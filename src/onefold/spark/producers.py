@@ -1,26 +1,26 @@
 """``df.transform(judge_producers(...))``: every row of a table or a stream of numbered messages gets its verdict.
 
-For any rows with a producer and a sequence: topics of Kafka or Pulsar, our own log. Six or seven integers per row cross
-to Python (see `host`). The answers are those that the scalar `Sequences` gives when every FIRST is persisted at once. A
-producer is a chain, so the columnar chain detector judges producers too:
+For any rows with a producer and a sequence: Kafka or Pulsar topics, our own log. Six or seven integers per row cross to
+Python (see `host`). The answers are those of the scalar `Sequences` when every FIRST is persisted at once. A producer
+is treated as a chain, so that the columnar chain detector judges it:
 
     memory "highest"   a chain whose messages name no previous one: each is compared with the head only
     memory "gaps"      a chain whose message s names s - 1 as its previous one, and that begins with a message -1
 
-The message -1 is made up, one per producer: with it, all that lies below the first sequence is a gap like any other.
-What chains do not know is done around them:
+The message -1 is added, one per producer, so that everything below the first sequence is a gap like any other. Rules
+that chains do not have are applied around them:
 
     epochs      a row below the highest epoch before it is refused before the chain sees it
-    jumps       so is a row that lies more than ``jump_max`` above the highest sequence before it, if that is set
-    conflicts   a row that the chain has seen before is compared with the digest of the row that was FIRST
+    jumps       so is a row more than ``jump_max`` above the highest sequence before it, if that is set
+    conflicts   a repeat is compared with the digest of its FIRST
 
-A negative sequence marks a row that was refused before it came here: ``refused(code)`` is answered with ``code``.
+A negative sequence marks a row that is refused already: ``refused(code)`` is answered with ``code``.
 
-With a ``time`` counters may restart, and producers are no chains: rows are judged in the order of their times, by the
-rules of `onefold.producers.restarts`. ``order`` only says then which of the copies counts.
+With a ``time``, counters may restart, and producers are not chains: rows are judged in the order of their times, by the
+rules of `onefold.producers.restarts`. ``order`` then only decides which of the copies counts.
 
 With a memory, a producer's record is that of its chain, its highest epoch and the digests of the last ``digests_max``
-sequences stored. Within a batch a repeat is compared with its first, however far apart they are; across batches, with
+stored sequences. Within a batch a repeat is compared with its first, however far apart they are; across batches, with
 these digests: every conflict of the scalar engine is found.
 """
 
@@ -96,7 +96,7 @@ _BEHIND: Final = np.array([answer in (A.SEEN, A.BEHIND_HIGHEST, A.FORGOTTEN) for
 
 
 def refused(reason: str) -> int:
-    """The sequence that stands for "refused already, for this reason"."""
+    """The negative sequence that means "refused for this reason"."""
     return -1 - CODES[reason]
 
 
@@ -117,16 +117,16 @@ class Digests(NamedTuple):
 
 
 class AsChain(NamedTuple):
-    """Sequences as the messages of chains, with the made-up ones among them."""
+    """Sequences as messages of chains, including the added messages -1."""
 
     memory: MemoryKind
     previous: Int64s
     number: Int64s
-    before: Int64s  # the rows that a made-up message was put before
+    before: Int64s  # the rows before which a message was added
 
     @classmethod
     def of(cls, sequence: Int64s, memory: MemoryKind, fresh: Bools) -> AsChain:
-        """``fresh``: which rows are the first of a producer that nothing is known of."""
+        """``fresh``: which rows are the first of an unknown producer."""
         number = sequence + 1
         if memory == "highest":
             return cls(memory, np.full(len(number), NO_PREVIOUS, np.int64), number, np.empty(0, np.int64))
@@ -134,13 +134,13 @@ class AsChain(NamedTuple):
         return cls(memory, np.insert(sequence, before, NO_PREVIOUS), np.insert(number, before, 0), before)
 
     def spread(self, column: Int64s) -> Int64s:
-        """A column of the rows, with the made-up ones among them."""
+        """A column of the rows, extended to the added messages."""
         return np.insert(column, self.before, column[self.before]) if len(self.before) else column
 
     def answers(self, codes: Codes) -> Codes:
         if len(self.before):
             codes = np.delete(codes, self.before + np.arange(len(self.before)))
-        if self.memory == "highest":  # the highest itself is known, but has no reason of its own there
+        if self.memory == "highest":  # which has no reason of its own for the highest itself
             codes = np.where(codes == P.SEEN, P.BEHIND_HEAD, codes).astype(np.int8)
         return _OF_CHAIN[codes]
 
@@ -168,10 +168,10 @@ def fences(rank: Int64s, epoch: Int64s, start: Int64s) -> Codes:
 
 
 def jumps(rank: Int64s, sequence: Int64s, start: Int64s, jump_max: int | None) -> Bools:
-    """Which rows lie more than ``jump_max`` above the highest sequence of their producer that was not refused so.
+    """Which rows lie more than ``jump_max`` above the highest sequence of their producer, without such rows.
 
-    ``rank`` numbers the producers 0, 1, 2... as they come; ``start`` is the highest sequence known of each before, -1:
-    none, and then its first row may be any. Only producers with such a row are looked at row by row: rare, and exact.
+    ``rank`` numbers the producers 0, 1, 2... as they come; ``start`` is the highest sequence known of each before; -1:
+    none, and then its first row may be any. Only producers with such a row are checked row by row: rare, and exact.
 
     >>> rows = np.array([5, 9, 2**62, 10, 6])
     >>> jumps(np.zeros(5, np.int64), rows, np.array([-1]), 1000).tolist()
@@ -190,7 +190,7 @@ def jumps(rank: Int64s, sequence: Int64s, start: Int64s, jump_max: int | None) -
     before = levels[highest[np.arange(len(sequence)) + rank] % len(levels)]
     far = np.flatnonzero((before >= 0) & (sequence - np.maximum(before, 0) > jump_max))
     ends = np.append(firsts[1:], len(sequence))
-    for producer in np.unique(rank[far]).tolist():  # what follows a refused row is measured by what came before it
+    for producer in np.unique(rank[far]).tolist():  # a refused row does not raise the highest sequence
         head, first = int(start[producer]), int(firsts[producer])
         for row, own in enumerate(sequence[first : ends[producer]].tolist(), first):
             if own - head > jump_max and head >= 0:
@@ -201,9 +201,9 @@ def jumps(rank: Int64s, sequence: Int64s, start: Int64s, jump_max: int | None) -
 
 
 def contradictions(rows: Digests, codes: Codes, before: Digests) -> tuple[Int64s, Digests]:
-    """Which rows contradict the one that was stored, and the rows that are stored by now.
+    """Which rows contradict the stored row of their sequence, and which rows are stored newly.
 
-    ``before``: what was stored before. Of one sequence, the rows must come in the order of judgement.
+    ``before``: the rows stored before. The rows of one sequence must be in the order of judgement.
     """
     copies = np.flatnonzero(_BEHIND[codes])
     stored = rows.take(_STORED[codes])
@@ -213,9 +213,9 @@ def contradictions(rows: Digests, codes: Codes, before: Digests) -> tuple[Int64s
     bits = max(10, (8 * len(copies)).bit_length())
     marked = np.zeros(1 << bits, np.bool_)
     marked[_slots(repeats, bits)] = True
-    originals = everything.take(marked[_slots(everything, bits)])  # sorting those without copies would be for nothing
+    originals = everything.take(marked[_slots(everything, bits)])  # leaves out most rows without copies
     both = originals.and_then(repeats)
-    order = np.lexsort((both.sequence, both.owner))  # stable: what is stored comes before its copies
+    order = np.lexsort((both.sequence, both.owner))  # stable: stored rows come before their copies
     owner, sequence, digest = both.take(order)
     position = np.arange(len(order))
     opens = np.maximum.accumulate(np.where(begins(owner, sequence), position, 0))
@@ -232,7 +232,7 @@ def _slots(rows: Digests, bits: int) -> NDArray[np.uint64]:
 
 
 class Stored(NamedTuple):
-    """What was stored of counters that restart, where a number alone does not name a message."""
+    """The stored rows of counters that restart, where a number alone does not identify a message."""
 
     owner: Int64s
     sequence: Int64s
@@ -244,7 +244,7 @@ class Stored(NamedTuple):
         return cls(*(np.empty(0, np.int64) for _ in cls._fields))
 
     def reviewed(self, codes: Codes, rows: Stored, count_max: int) -> Stored:
-        """Write ``conflict`` into the codes of rows that contradict what is stored, and tell what is stored by now."""
+        """Write ``conflict`` into the codes of rows that contradict stored ones; return the rows stored afterwards."""
         both = Stored(*(np.concatenate(pair) for pair in zip(self, rows, strict=True)))
         named = Digests(both.owner, ranked(both.sequence, both.time), both.digest)
         count = len(self.owner)
@@ -263,7 +263,7 @@ def listed(items: Runs | Stored, keys: int) -> ItemLists:
 
 
 def give_up_idle(records: KeyRecords, counters: Counters, options: MemoryOptions, now_ms: int) -> None:
-    """Of producers that were not heard from for long only the newest run is kept."""
+    """Keep only the newest run of idle producers."""
     if options.idle_ms is not None:
         owner = counters.runs.owner
         is_last = np.append(owner[1:] != owner[:-1], True)[: len(owner)]
@@ -272,7 +272,7 @@ def give_up_idle(records: KeyRecords, counters: Counters, options: MemoryOptions
 
 
 class ColumnarSequences:
-    """Judges a table's rows, in batches over which the rows of a producer must be contiguous.
+    """Judges a table's rows, in batches; the rows of a producer must be contiguous, also across batches.
 
     >>> columns = ColumnarSequences("gaps", 10_000)
     >>> producer, epoch = np.zeros(4, np.int64), np.full(4, NO_EPOCH)
@@ -289,7 +289,7 @@ class ColumnarSequences:
         self._stored = Digests.none()
 
     def judge(self, producer: Int64s, epoch: Int64s, sequence: Int64s, *_: Int64s) -> Codes:
-        """The code of each row's answer, which is its place in ``ANSWERS``; ``producer`` holds numbers from 0."""
+        """The code of each row's answer, its index in ``ANSWERS``; ``producer`` holds numbers from 0."""
         if len(sequence) and sequence.min() >= 0:
             return self._judge(producer, epoch, sequence)
         codes = np.where(sequence < 0, -1 - sequence, 0).astype(np.int8)
@@ -314,7 +314,7 @@ class ColumnarSequences:
             codes[live[far]] = CODES["jump_too_far"]
             live, producer, sequence = live[~far], producer[~far], sequence[~far]
         if len(live):
-            rows = AsChain.of(sequence, self._memory, begins(producer))  # a made-up message changes nothing twice
+            rows = AsChain.of(sequence, self._memory, begins(producer))  # adding a message -1 twice is harmless
             codes[live] = rows.answers(self._detector.judge(rows.spread(producer), rows.previous, rows.number))
         return codes
 
@@ -332,7 +332,7 @@ class ColumnarSequences:
     def review(self, producer: Int64s, epoch: Int64s, sequence: Int64s, digest: Int64s, codes: Codes) -> Codes:
         """The codes, with ``conflict`` where a repeat's digest is not that of the first.
 
-        Of one sequence the rows must come in the order of judgement, in one call or in calls that follow each other.
+        The rows of one sequence must come in the order of judgement, in one call or in consecutive calls.
         """
         rows = Digests(producer, sequence, digest)
         conflicts, stored = contradictions(rows, codes, self._stored)
@@ -354,24 +354,24 @@ def judge_producers(
 
         judged = df.transform(judge_producers(ProducerColumns(producer="device", sequence="n", time="ts")))
 
-    ``time``: the column with the time that the producer gave the message, which copies share (``columns.time`` says the
-    same): where the sequence falls and the time rises, the counter of the producer restarted, and its epochs are told
-    apart. Then gaps are remembered, of all epochs, and neither ``jump_max`` nor an epoch column may be named.
+    ``time``: the column with the time that the producer gave the message, which copies share (the same as
+    ``columns.time``): where the sequence falls and the time rises, the counter of the producer restarted, and a new
+    epoch begins. Then gaps of all epochs are remembered, and neither ``jump_max`` nor an epoch column may be given.
 
-    ``remember``: "highest", the default without a ``time``, takes all that is not above the highest sequence for a
-    repeat, as the log of PIP-6 does; "gaps" knows up to ``gap_count_max`` missing ranges per producer, and what fills
-    one is FIRST. The rows come out in no particular order. ``jump_max``: a sequence that lies more than so much above
-    the highest one before it is rejected; None: any is taken.
+    ``remember``: "highest", the default without a ``time``, treats every sequence not above the highest as a repeat, as
+    the log of PIP-6 does; "gaps" remembers up to ``gap_count_max`` missing ranges per producer, and a message that
+    fills one is FIRST. The rows come out in no particular order. ``jump_max``: a sequence more than this above the
+    highest one before it is rejected; None: no limit.
 
     ``partitions``: how many tasks judge; None: by the size of the input. ``rows_in_memory_max``: of a task; more are
     sorted on disk.
 
-    ``memory``: the folder that keeps what was seen. A stream needs one; a table that has one needs its
-    ``version``, one above the last (in ``foreachBatch``, the number of the batch). With it: ``digests_max``, of how
-    many of a producer's sequences the payload is remembered from batch to batch; ``idle_ms``, after how long without a
-    message a producer gives up its gaps; ``state_rows_max``, how many producers a bucket remembers, beyond which
-    messages of new ones are UNSURE; ``buckets``, into how many parts the memory is split. (``memory="highest"`` and
-    ``"gaps"`` still mean what ``remember`` means now; a folder of such a name is "./gaps".)
+    ``memory``: the folder of the memory. A stream needs one; a table with a memory needs its ``version``, one above the
+    last (in ``foreachBatch``, the number of the batch). Options of the memory: ``digests_max``, for how many of a
+    producer's sequences the payload is remembered across batches; ``idle_ms``, after how long without a message a
+    producer gives up its gaps; ``state_rows_max``, how many producers a bucket remembers, beyond which messages of new
+    ones are UNSURE; ``buckets``, into how many parts the memory is split. (``memory="highest"`` and ``"gaps"`` are
+    still accepted for ``remember``; a folder of such a name is "./gaps".)
     """
     kinds: dict[str | None, MemoryKind] = {"highest": "highest", "gaps": "gaps"}
     if memory in kinds:
@@ -389,10 +389,10 @@ def judge_producers(
 
 TIME_NAMES: Final = re.compile(r"time|date|(^|_)ts($|_)|_(at|ms)$", re.IGNORECASE)
 LOOKS_MAX: Final = 4
-"""How many columns are tried as times; each is a pass over the rows."""
+"""How many columns are tried as times; each costs a pass over the rows."""
 NEAR: Final = 10
-"""How far above the lowest sequence a producer may begin anew, as the first messages may be lost; but not beyond a
-tenth of all its sequences."""
+"""How far above the lowest sequence a restarted counter may begin, as its first messages may be lost; at most a tenth
+of the producer's range of sequences."""
 
 
 def might_be_time(rows: DataFrame, name: str) -> bool:
@@ -402,7 +402,7 @@ def might_be_time(rows: DataFrame, name: str) -> bool:
 
 def anew_by_time(rows: DataFrame, names: ProducerColumns, firsts: int) -> tuple[int, int, int, int]:
     """How many messages share their sequence with one of another time, how often the sequence falls while the time
-    rises, how often to the beginning, and in how many producers."""
+    rises, how often it falls to the beginning, and in how many producers it does."""
     key, time = [F.col(quoted(name)) for name in names.producer], in_order(rows, str(names.time))
     number = whole(rows, names.sequence)
     narrow = rows.select(F.struct(*key).alias("key"), time.alias("time"), number.alias("number")).dropna()
@@ -479,7 +479,7 @@ class ProducersEngine(Engine):
             epoch,
             self._judged(rows, sequence),
             host.tie(df, {*names.producer, names.sequence}),
-            # With nulls told apart from nothing: Spark's hash passes over them, and (null, "a") would equal ("a", null)
+            # Spark's hash skips nulls, so that (null, "a") would equal ("a", null): hash whether each part is null
             *([F.xxhash64(*payload)] if payload else []),
         )
         return Integers(columns, read, key)
@@ -594,10 +594,10 @@ class ProducersEngine(Engine):
             chain.spread(accepted.key), chain.spread(accepted.key_check), chain.previous, chain.number
         )
         judged[live] = chain.answers(bank.judge(messages, now_ms))
-        if self.jump_max is not None:  # who has no room has no highest sequence to jump from either
+        if self.jump_max is not None:  # a producer without room has no highest sequence to jump from
             full = np.isin(rank, rank[judged == CODES["state_full"]])
             judged[full & (judged == CODES["jump_too_far"])] = CODES["state_full"]
-        # Where the producers known before stand now, and where those of the batch do, or -1.
+        # The positions in the bank of the producers known before, and of those of the batch (-1: none).
         moved, now_at = bank.find(*before), bank.find(*names)
         epochs = np.full(len(bank), NO_EPOCH, np.int64)
         epochs[moved] = known_epochs
@@ -645,7 +645,7 @@ class ProducersEngine(Engine):
         }
 
     def missing(self, firsts: DataFrame) -> DataFrame:
-        """With memory "gaps", what lies between neighbours; with "highest" holes mean nothing."""
+        """With memory "gaps", the ranges between neighbours; with "highest", holes mean nothing."""
         missing = missing_sequences(firsts, self.columns)
         return missing if self.memory == "gaps" else missing.limit(0)
 
@@ -678,9 +678,9 @@ class ProducersEngine(Engine):
         return (Untold("lost", 'what was lost: with memory = "highest" holes mean nothing', "memory", "gaps"),)
 
     def doubts(self, rows: DataFrame, tally: Tally) -> Sequence[Untold]:
-        """Does it look as if counters restart, of which nobody said so? Only asked if there are repeats.
+        """Whether counters seem to restart although no ``time`` is given; only checked if there are repeats.
 
-        A restart is told from late copies by where the sequence falls to while the time rises: to the beginning.
+        Unlike a late copy, a restart falls back to the beginning of the sequence while the time rises.
         """
         names, repeats = self.columns, tally.count(Verdict.REPEAT) + tally.count(*A.CONFLICT)
         if names.time is not None or names.epoch is not None or not repeats:

@@ -1,18 +1,18 @@
 """Publishing a run: everything becomes visible together, or the run does not count.
 
-The judged rows are written once, into ``_staging``, split by where they belong, and counted for the books on their way.
-Then the folders are moved into place, and what is made from the rows, such as the missing ranges, follows. ``run.json``
-is written last; a run without it is not complete, and running again replaces it. Only what the folder's signature names
-is removed (see `signature`), and one run at a time has it. In an object store, which renames no folder, one put of a
-commit does the same (see `commits`), and until then the run before stays as it is.
+The judged rows are written once, into ``_staging``, split by their target folder, and counted for the books in the same
+pass. Then the folders are moved into place, and what is made from the rows, such as the missing ranges, follows.
+``run.json`` is written last; a run without it is not complete, and the next run replaces it. Only what the folder's
+signature names is removed (see `signature`), and the folder is locked by one run. In an object store, which cannot
+rename folders, one put of a commit publishes (see `commits`), and until then the previous run stays as it is.
 
-The strategy decides what becomes of rows that are not FIRST:
+The strategy decides what happens to rows that are not FIRST:
 
     drop    firsts/ repeats/ unsure/ rejects/    downstream reads firsts/
     mark    messages/                            all rows, with verdict and reason
-    none    messages/                            all rows as they came
+    none    messages/                            all rows, unchanged
 
-An engine may publish more, made from the judged rows: ``uplinks/`` holds the receptions of each radio frame merged.
+An engine may publish more folders, made from the judged rows: ``uplinks/`` merges the receptions of each radio frame.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,48 +40,48 @@ FOLDERS = {Verdict.FIRST: "firsts", Verdict.REPEAT: "repeats", Verdict.UNSURE: "
 MESSAGES, GAPS, STAGING, TALLY, RUN = "messages", "gaps", "_staging", "tally.json", "run.json"
 EXTRAS = ("uplinks",)
 AUDIT = "audit"
-"""Where a run whose audit failed keeps the rows that are wrong."""
+"""Where a run whose audit failed keeps the wrong rows."""
 PROGRESS, REPORT, FIGURES = "progress.json", "report.html", "figures.json"
 MANIFEST = "manifest.jsonl"
-"""The files of the source, a line each: size, time, and rows as they were counted without the reader."""
+"""The files of the source, one line each: size, time, and rows as counted without the reader."""
 FILES = {name + end for name in (TALLY, RUN, PROGRESS, REPORT, FIGURES, MANIFEST) for end in ("", ".new")}
 ROWS = "rows"
 ORDER = "_onefold_order"
-"""A column by which rows are sorted in the files, and which does not get there; it begins with a hash of the key."""
+"""A column by which rows are sorted in the files; it is not written itself. It begins with a hash of the key."""
 
 _FOLDER = "_onefold_folder"
 _NO_ANSWER = -1
 
 
 class Output(Protocol):
-    """Where a run publishes: all of it at once, with ``run.json``."""
+    """Where a run publishes, all at once, with ``run.json``."""
 
     @property
     def place(self) -> Place:
-        """Where what was committed can be read, and is audited, before it counts."""
+        """Where committed parts can be read and audited before they count."""
 
     @property
     def staging(self) -> Place:
-        """What is being made; of this attempt alone, for the tasks of one that was killed may write for a while yet."""
+        """The folder of this attempt alone: tasks of a killed attempt may go on writing for a while."""
 
     @property
     def shown(self) -> str:
-        """Where it will be, as a person writes it."""
+        """The final place, for people."""
 
     def commit(self, parts: Mapping[str, Place]) -> None:
-        """Move what was staged to its place: the rows first, and later what was made from them. Until `finish` it does
-        not count."""
+        """Move staged parts to their place: the rows first, and later what is made from them. They do not count until
+        `finish`."""
 
     def keep(self, name: str) -> Place:
-        """A folder to keep something in though the run does not count."""
+        """A folder that is kept although the run fails."""
 
     def finish(self, tally: Tally, run: dict[str, object], manifest: bytes) -> None:
-        """Write the books and the manifest, then the word that the run is complete, and tidy up."""
+        """Write the books and the manifest, remove the staging folder, and mark the run as complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder of a run while the run has it for itself: what the run before left is replaced."""
+    """The locked folder of a run; replaces the previous run."""
 
     signed: Signed
     staging: Place
@@ -114,12 +114,12 @@ class RunFolder:
 
 
 _REPLACED = [*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, AUDIT]
-"""The folders of a run that the next one replaces."""
+"""The folders that a run replaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRun(RunFolder):
-    """The same in an object store."""
+    """The folder of a run in an object store."""
 
     @property
     def place(self) -> Place:
@@ -154,7 +154,7 @@ class StoredRun(RunFolder):
 
 
 def carry_out(signed: Signed, commit: Commit) -> None:
-    """Put the files of a run that is committed in their places, instead of those of the run before."""
+    """Give the files of a committed run their final names, in place of the files of the previous run."""
     root = signed.place
     for name in (RUN, REPORT):
         signed.remove(name)
@@ -168,28 +168,28 @@ def carry_out(signed: Signed, commit: Commit) -> None:
 
 @contextmanager
 def opened(spark: SparkSession, path: str) -> Iterator[RunFolder]:
-    """The folder of a run: made if it is not there, refused if something else lives there or another run is at it."""
+    """Open the folder of a run, created if missing; `Misuse` if it holds anything else or another run has it locked."""
     with signed(Place(spark, path), "run", [*sorted(FILES), STAGING, COMMIT], _of_former_versions) as folder:
         if not folder.place.renames and (commit := Commit.read(folder.place / COMMIT)) is not None:
             try:
                 commit.where(folder.place)
-            except FileNotFoundError:  # put by a run that had lost the folder, and what it wrote, to another
+            except FileNotFoundError:  # put by a run whose lock, and staged files, another had taken over
                 folder.remove(COMMIT)
             else:
-                carry_out(folder, commit)  # of a run that died when it was published
+                carry_out(folder, commit)  # of a run that died after its commit
         folder.remove(STAGING)
         staging = folder.place / STAGING / uuid4().hex[:12]
         staging.make()
         try:
             yield (RunFolder if folder.place.renames else StoredRun)(folder, staging)
         finally:
-            with suppress(StaleWrite):  # then it is somebody else's by now
-                if folder.place.renames or not (folder.place / COMMIT).exists():  # it names files there
+            with suppress(StaleWrite):  # another run has taken the folder over
+                if folder.place.renames or not (folder.place / COMMIT).exists():  # a commit names staged files
                     folder.remove(STAGING)
 
 
 def _of_former_versions(folder: Place) -> list[str]:
-    """What is a run's own in a folder that has no signature, only a run.json: the folders of its strategy."""
+    """The names that are a run's own in a folder without a signature, which has only a run.json."""
     try:
         run = (folder / RUN).read_json() if (folder / RUN).exists() else None
     except ValueError:
@@ -201,7 +201,7 @@ def _of_former_versions(folder: Place) -> list[str]:
 
 
 def kept(rows: DataFrame, place: Place | None) -> DataFrame:
-    """Rows as read back from where they were written, or in Spark's storage, which is full when this returns."""
+    """Write rows and return them as read back; without a place, persist them in Spark's storage, computed."""
     if place is None:
         rows = rows.persist()
         rows.count()
@@ -211,12 +211,12 @@ def kept(rows: DataFrame, place: Place | None) -> DataFrame:
 
 
 def stage(judged: DataFrame, staging: Place | None, strategy: Strategy) -> DataFrame:
-    """Write all judged rows into the staging folder, in one pass; return them as read back from there."""
+    """Write all judged rows into the staging folder, in one pass; return them as read back."""
     if staging is None:
         return kept(judged, None)
     spark = judged.sparkSession
     staged = staging / ROWS
-    schema = judged.schema if strategy == "none" else judged.drop(ORDER).schema  # there it is written once more
+    schema = judged.schema if strategy == "none" else judged.drop(ORDER).schema  # "none" writes the rows again, sorted
     folder = F.lit(FOLDERS[Verdict.REJECT] if strategy == "drop" else MESSAGES)
     for verdict, name in FOLDERS.items() if strategy == "drop" else ():
         folder = F.when(F.col(VERDICT) == str(verdict), F.lit(name)).otherwise(folder)
@@ -230,25 +230,25 @@ def stage(judged: DataFrame, staging: Place | None, strategy: Strategy) -> DataF
 
 
 def sorted_in_files(rows: DataFrame, *folders: str) -> DataFrame:
-    """The rows of each task in their order, if they have one. Spark sorts what is split into folders by these columns,
-    which must not be null, and leaves it alone where that is done.
+    """The rows of each task sorted by `ORDER`, if they have it. ``folders``: the partition columns, which must not be
+    null: Spark sorts by them before it writes, unless the rows are sorted by them already.
     """
     return rows.sortWithinPartitions(*folders, ORDER).drop(ORDER) if ORDER in rows.columns else rows
 
 
 def sorted_again(rows: DataFrame) -> DataFrame:
-    """The same of rows that were read back: a key may have come to several tasks."""
+    """The same for rows that were read back, where a key may be in several tasks."""
     return sorted_in_files(rows.repartition(F.col(ORDER)["key"])) if ORDER in rows.columns else rows
 
 
 def books(rows: DataFrame, received: int) -> Tally:
-    """The books of judged rows, by reading them."""
+    """The books, counted from the judged rows."""
     counted = rows.groupBy(VERDICT, REASON).count().collect()
     return Tally(received, {Answer(Verdict(row[VERDICT]), row[REASON]): row["count"] for row in counted})
 
 
 class Books:
-    """Counts what each answer was given while the judged rows are on their way to where they are written."""
+    """Counts the answers while the judged rows are being written."""
 
     def __init__(self, answers: Sequence[Answer]) -> None:
         self._answers = answers
@@ -266,7 +266,7 @@ class Books:
         return self._counts.seen(name)
 
     def tally(self, received: int) -> Tally | None:
-        """The books; None if they were forgotten, or hold what is no answer of this engine."""
+        """The books; None if the counts were lost, or include a pair that is no answer of this engine."""
         counts = self._counts.counts
         if counts is None or _NO_ANSWER in counts:
             return None

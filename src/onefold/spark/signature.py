@@ -1,28 +1,27 @@
-"""Folders that this tool has signed: nothing else is ever removed or replaced, one writes at a time, none overlaps.
+"""Signed and locked folders: only what this tool has signed is ever removed or replaced, and by one writer at a time.
 
-A folder that is written to carries a small document, ``_onefold.json``, from the first moment on: of what kind it is (a
-run, a comparison, an audit) and which names in it are its own; of folders of rows also the files that were put there.
-The rules:
+A folder that is written to has a small document, ``_onefold.json``, from the start: the kind of the folder (a run, a
+comparison, an audit) and the names in it that are ours; for folders of rows also the files in them. The rules:
 
 - A folder is taken only if nothing visible lies in it, or if it is signed.
-- A name is written down as ours before it is made, and only while nothing has it.
-- What is removed is what the signature names. A file that somebody else put beside or among our own is named, and the
-  folder is refused; it is never removed.
+- A name is added to the signature before it is created, and only while it does not exist.
+- Only what the signature names is removed. If somebody else put a file beside or among ours, the error names it and
+  the folder is refused; the file is never removed.
 
-A crash leaves an empty folder (taken by the next), a half-written document (which is skipped: nothing else can be
+A crash leaves an empty folder (the next job takes it), a half-written document (which is skipped: nothing else can be
 there yet), or a signature that names more than there is.
 
-While a folder is written to it is locked. On a local disk that is a flock on the folder itself, which ends with its
-process. Elsewhere it is a lease, ``_onefold.lock``, which its owner renews every few seconds. One that does not change
-for `STILL_S` has no owner any more, nor one whose process was on this machine, in this container, and is gone; no two
-clocks are compared. Who lost a lock finds out before it removes or publishes anything.
+A folder is locked while it is written to. On a local disk by a flock on the folder itself, which ends with the process.
+Elsewhere by a lease, ``_onefold.lock``, which its owner renews every few seconds. A lease is abandoned if it does not
+change for `STILL_S`, or if its owner was a process of this machine and container that has ended; no two clocks are
+compared. An owner who lost the lease finds out before it removes or publishes anything.
 
-What is written over its own source destroys it, and what is written inside it is read again by the next run. So every
-job asks `refuse_overlap` before it writes anything; this needs no Spark, so a mistake in the settings costs no start of
-one. Two places overlap if they are one, or one lies inside the other, however they are spelled:
+A job that writes over its own source destroys it; what it writes inside, the next run reads again. So every job calls
+`refuse_overlap` before it writes anything. This needs no Spark, so a mistake in the settings is found before Spark
+starts. Two places overlap if they are the same, or one lies inside the other, however they are spelled:
 
     data/../data/in/   in -> data/in   file:data   file:///data   the same place, through dots, links and spellings
-    s3://b/x   s3a://b/x               the same: some schemes are several names of one store
+    s3://b/x   s3a://b/x               the same: some stores have several schemes
     data/*/in   data/{a,b}             a pattern overlaps whatever it could match, now or later
 
 Local paths are compared with their links resolved and, where both exist, as the file system itself compares them.
@@ -55,21 +54,21 @@ OURS: Final = {MARK, f"{MARK}.new", LOCK}
 FORMAT: Final = 1
 BEAT_S: Final = 5.0
 STILL_S: Final = 30.0
-"""Six beats: a pause of the collector or of the network is no death. HDFS itself gives a writer a minute."""
+"""Six beats: a pause of the garbage collector or the network must not count as death. HDFS gives a writer a minute."""
 LOOK_S: Final = 1.0
 
 Owned: TypeAlias = Mapping[str, list[str] | None]
-"""The names that are ours in a folder, of each its files; None: whatever is in it."""
+"""The names that are ours in a folder, each with its files; None: everything in it."""
 
 
 class Lock(Protocol):
     def check(self) -> None:
-        """Raise `StaleWrite` if somebody else has it by now."""
+        """Raise `StaleWrite` if somebody else has taken the lock over."""
         ...
 
 
 class Signed:
-    """A signed folder, locked while this is used: what is ours in it, and the only way to remove any of it."""
+    """A signed and locked folder: which names in it are ours, and the only way to remove them."""
 
     def __init__(self, folder: Place, kind: str, lock: Lock, owns: Owned) -> None:
         self.place = folder
@@ -86,23 +85,23 @@ class Signed:
         (self.place / MARK).write_json({"format": FORMAT, "kind": self._kind, "owns": self._owns})
 
     def refuse_foreign(self, name: str) -> None:
-        """Raise `Misuse` if there is something in a folder that is not ours."""
+        """Raise `Misuse` if something under this name is not ours."""
         if (self.place / name).exists():
             _refuse_foreign(self.place, self._kind, name, self._owns)
 
     def remove(self, name: str) -> None:
-        """Remove one of our own; `Misuse` if there is something under this name, or in it, that is not."""
+        """Remove a name of ours; `Misuse` if it, or something in it, is not ours."""
         self._lock.check()
         if (self.place / name).exists():
             _refuse_foreign(self.place, self._kind, name, self._owns)
             (self.place / name).remove()
 
     def replace(self, staged: Mapping[str, Place], earlier: Iterable[str]) -> None:
-        """Remove these names, then move what was staged to its names; the signature is written before each step."""
+        """Remove these names, then move the staged folders to theirs; the signature is written before the move."""
         for name in {**dict.fromkeys(earlier), **staged}:
             self.remove(name)
         self.own({name: source.files() for name, source in staged.items()})
-        for name, source in staged.items():  # in a store file by file: of a diff or an audit, whose summary comes last
+        for name, source in staged.items():  # in a store file by file; a diff or audit writes its summary last
             source.move_to(self.place / name)
 
 
@@ -110,12 +109,12 @@ class Signed:
 def signed(
     folder: Place, kind: str, names: Iterable[str], vouched: Callable[[Place], Iterable[str]] = lambda folder: ()
 ) -> Iterator[Signed]:
-    """Take a folder for ourselves, locked and signed; refused with `Misuse` if anything in it is not ours.
+    """Lock and sign a folder; `Misuse` if anything in it is not ours.
 
-    ``names`` are ours from the beginning. ``vouched`` says which names are ours in a folder of the versions that did
-    not sign: by what they left instead.
+    ``names`` are ours from the start. ``vouched`` returns the names that are ours in the folder of a former version,
+    which had no signature.
     """
-    _owned(folder, kind, names, vouched)  # before anything is written, a lock included
+    _owned(folder, kind, names, vouched)  # before anything is written, including a lock
     folder.make()
     with locked(folder, kind) as lock:
         ours = Signed(folder, kind, lock, _owned(folder, kind, names, vouched))
@@ -124,8 +123,8 @@ def signed(
 
 
 def signature(folder: Place) -> dict[str, Any] | None:
-    """What the folder is signed with; None if it is not."""
-    for name in (MARK, f"{MARK}.new"):  # the second alone: a crash between the two steps that replace the first
+    """The signature of the folder; None: it is not signed."""
+    for name in (MARK, f"{MARK}.new"):  # only the second exists after a crash between the two steps of a replacement
         try:
             document = (folder / name).read_json() if (folder / name).exists() else None
         except ValueError:
@@ -136,7 +135,7 @@ def signature(folder: Place) -> dict[str, Any] | None:
 
 
 def _owned(folder: Place, kind: str, names: Iterable[str], vouched: Callable[[Place], Iterable[str]]) -> Owned:
-    """What is ours in a folder; `Misuse` if there is anything else, at any depth."""
+    """The names that are ours in a folder; `Misuse` if there is anything else, at any depth."""
     present = [name for name in folder.names() if name not in OURS]
     document = signature(folder)
     owns: Owned
@@ -161,10 +160,8 @@ def _owned(folder: Place, kind: str, names: Iterable[str], vouched: Callable[[Pl
 def _refuse_foreign(folder: Place, kind: str, name: str, owns: Owned) -> None:
     if name not in owns:
         raise _stranger(folder, kind, name)
-    files = owns[name]
-    for file in () if files is None else (folder / name).files():
-        if file not in (files or ()):
-            raise _stranger(folder, kind, f"{name}/{file}")
+    if (own := owns[name]) is not None and (others := {*(folder / name).files()} - {*own}):
+        raise _stranger(folder, kind, f"{name}/{min(others)}")
 
 
 def _stranger(folder: Place, kind: str, name: str) -> Misuse:
@@ -177,13 +174,13 @@ def _stranger(folder: Place, kind: str, name: str) -> Misuse:
 
 @contextmanager
 def locked(folder: Place, kind: str) -> Iterator[Lock]:
-    """Lock an existing folder for ourselves; `Misuse` if it is locked already."""
+    """Lock an existing folder; `Misuse` if it is locked already."""
     if (path := folder.local) is not None:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:  # any other: its file system has no such locks
+            except OSError as error:  # any other errno: the file system does not support flock
                 if error.errno == errno.EWOULDBLOCK:
                     raise _busy(folder, kind, "") from error
             else:
@@ -207,32 +204,32 @@ def _busy(folder: Place, kind: str, who: str) -> Misuse:
 
 
 class _Flock:
-    """A lock of the operating system, which nobody can take away."""
+    """A lock of the operating system, which cannot be taken over."""
 
     def check(self) -> None:
         pass
 
 
 class _Lease:
-    """A lock that is a file, renewed for as long as its owner lives."""
+    """A lock file that its owner keeps renewing."""
 
     def __init__(self, folder: Place, kind: str) -> None:
         self._place, self._kind = folder, kind
         self._file = folder / LOCK
         self._token = uuid4().hex
         self._beats = 0
-        self._mutex = threading.Lock()  # of our own lease we never read a part
+        self._mutex = threading.Lock()  # so that `check` never reads a half-written lease of our own
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="onefold-lock", daemon=True)
 
     def acquire(self) -> None:
-        """Make the lease, or take over that of an owner who is gone."""
+        """Create the lease, or take over an abandoned one."""
         while not self._file.write_new(self._document()):
             last = self._read()
             if last is not None and not self._is_abandoned(last):
                 owner = _owner(last)
                 raise _busy(self._place, self._kind, f" ({owner['host']}, process {owner['pid']})" if owner else "")
-            if last is not None and self._read() == last:  # else somebody else took it over, or gave it back
+            if last is not None and self._read() == last:  # else somebody else took it over or released it
                 self._file.remove()
         self._thread.start()
 
@@ -250,7 +247,7 @@ class _Lease:
             self._file.remove()
 
     def _is_abandoned(self, last: bytes) -> bool:
-        """Whether its owner is a dead process of this machine, or does not renew it."""
+        """Whether its owner is a dead process of this machine, or has not renewed it for `STILL_S`."""
         owner = _owner(last)
         if owner is not None and owner.get("machine") and owner["machine"] == _machine():
             try:
@@ -259,7 +256,7 @@ class _Lease:
                 return True
             except PermissionError:
                 pass
-            if _start_time(owner["pid"]) != owner["began"]:  # process ids are used again
+            if _start_time(owner["pid"]) != owner["began"]:  # process ids are reused
                 return True
         end = monotonic() + STILL_S
         while monotonic() < end:
@@ -270,7 +267,7 @@ class _Lease:
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT_S):
-            with suppress(StaleWrite, OSError):  # a store that is away for a moment; at `check` it must be there
+            with suppress(StaleWrite, OSError):  # the store may be unreachable for a moment; `check` is strict
                 self.check()
                 self._beats += 1
                 with self._mutex:
@@ -298,9 +295,9 @@ def _owner(lease: bytes) -> dict[str, Any] | None:
 
 
 def _machine() -> str:
-    """Which machine this is since it was started, and which of its containers; empty: the system does not tell.
+    """An id of this boot of the machine and of this container; empty: the system has none.
 
-    A host's name tells neither: many containers have the same.
+    Host names will not do: many containers share one.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -310,7 +307,7 @@ def _machine() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """When a process began, in ticks since this machine did, where the system tells."""
+    """The start time of a process in clock ticks since boot; empty: unknown."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -318,26 +315,26 @@ def _start_time(pid: int) -> str:
 
 
 BRACES_MAX: Final = 1_000
-"""Paths that the braces of a pattern may stand for; of one with more only what is before the braces counts."""
+"""The most paths that the braces of a pattern may expand to; beyond it, only the part before the braces counts."""
 MATCHES_MAX: Final = 10_000
-"""Paths that are there and match a pattern, and whose links are followed."""
+"""The most matches of a pattern whose links are followed."""
 
-_NOBODYS: Final = "_onefold_nobodys"  # a name that nothing has: what is below a place is inside of whatever holds both
+_NOBODYS: Final = "_onefold_nobodys"  # a name that does not exist: a path below a place overlaps only what contains it
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?(.*)", re.S)
 _ONE_STORE: Final = {"s3n": "s3", "s3a": "s3", "abfss": "abfs", "wasbs": "wasb"}
 
 
 class _Location(NamedTuple):
-    """The store that a path is in, and the path in it; a part of it may be a pattern."""
+    """A store, and a path in it whose parts may be patterns."""
 
     scheme: str
     host: str
-    """Empty: the store's usual one, which may be any."""
+    """Empty: the store's default host, which may be any."""
     parts: tuple[str, ...]
 
 
 def refuse_overlap(reads: Iterable[tuple[str, str]], writes: Iterable[tuple[str, str]]) -> None:
-    """Raise `Misuse` that names both if what is written overlaps what is read; each is (what it is, its path).
+    """Raise `Misuse` that names both if a place written overlaps a place read; each is (description, path).
 
     >>> refuse_overlap([("the source", "data/in")], [("the output", "data/out")])
     >>> refuse_overlap([("the source", "/data/in/*.json")], [("the output", "file:/data")])
@@ -353,7 +350,7 @@ def refuse_overlap(reads: Iterable[tuple[str, str]], writes: Iterable[tuple[str,
 
 
 def refuse_inside(outer: tuple[str, str], inner: tuple[str, str]) -> None:
-    """Raise `Misuse` that names both if the one place is the other or lies inside it, where Spark would see it.
+    """Raise `Misuse` that names both if ``inner`` is or lies inside ``outer``, unless under a name that Spark skips.
 
     >>> refuse_inside(("the table", "data"), ("the index", "data/.index"))
     >>> refuse_inside(("the table", "data/t"), ("the index", "data"))
@@ -372,9 +369,9 @@ def refuse_inside(outer: tuple[str, str], inner: tuple[str, str]) -> None:
 
 
 def overlaps(source: str, target: str) -> bool:
-    """Whether what is read at ``source``, which may be a pattern, is at, above or below ``target``.
+    """Whether ``source``, which is read and may be a pattern, is at, above or below ``target``.
 
-    In ``target`` nothing is a pattern: the signs of a path that is written to are themselves.
+    ``target`` is written to and is never a pattern: its characters are literal.
 
     >>> overlaps("data/in", "data/in/../in/out"), overlaps("s3a://b/x/", "s3://b/x"), overlaps("data/a", "data/ab")
     (True, True, False)
@@ -395,7 +392,7 @@ def overlaps(source: str, target: str) -> bool:
 
 
 def _same_by_inode(one: str, other: str) -> bool:
-    """Whether one is the other or above it to the file system itself: of bind mounts, or without case."""
+    """Whether one is at or above the other by inode: for bind mounts and case-insensitive file systems."""
     for above, below in ((one, other), (other, one)):
         with suppress(OSError):
             above_stat = os.stat(above)
@@ -407,7 +404,7 @@ def _same_by_inode(one: str, other: str) -> bool:
 
 
 def _locations(path: str) -> Iterator[_Location]:
-    """Where a path leads that may be a pattern, and what matches it now, which may be a link to elsewhere."""
+    """The locations of a path, which may be a pattern, and of its current matches, which may be links to elsewhere."""
     scheme, host, whole = _split(path)
     for each in _without_braces(whole):
         matches = islice(iglob(each), MATCHES_MAX) if scheme == "file" and PATTERN.search(each) else ()
@@ -416,13 +413,13 @@ def _locations(path: str) -> Iterator[_Location]:
             fixed = next((i for i, part in enumerate(parts) if PATTERN.search(part)), len(parts))
             start = "/".join(parts[:fixed]) or ("/" if way.startswith("/") else ".")
             rest = [part for part in parts[fixed:] if part not in ("", ".")]
-            if ".." in rest:  # behind a pattern it may lead anywhere below what is fixed
+            if ".." in rest:  # after a pattern it may lead anywhere below the fixed part
                 rest = []
             yield _Location(scheme, host, (*_real_parts(scheme, start), *rest))
 
 
 def _split(path: str) -> tuple[str, str, str]:
-    """The store of a path: scheme and host; and the path in it."""
+    """Scheme, host and path of a path or URL."""
     url = _SCHEME.fullmatch(path)
     if url is None:
         return "file", "", path
@@ -438,7 +435,7 @@ def _real_parts(scheme: str, path: str) -> tuple[str, ...]:
 
 
 def _without_braces(path: str) -> list[str]:
-    """All paths that the braces of a pattern stand for."""
+    """The pattern with its braces expanded."""
     paths, done = [path], []
     while paths:
         one = paths.pop()

@@ -1,19 +1,19 @@
 """The streaming job: judge a source as it grows, and publish every micro-batch exactly once.
 
-Spark's checkpoint keeps where the source was read to, the memory inside it what the judge remembers of each batch; the
-sink keeps which batch it holds. ``foreachBatch`` judges each batch as a table that goes on from the memory, with the
-batch's number as its version. Whatever dies in between, the next start tries the last batch again: the judge answers
-the same, because it reads what is below that version, and the sink recognises the number. So every message is counted
-once, and the books of the run are the sum of its batches' books. Where chains come out in order (`in_order`) a batch
-judges also what the one before it held back.
+Spark's checkpoint records how far the source was read, the memory inside it what the judge remembers after each batch,
+and the sink its last batch. ``foreachBatch`` judges each batch as a table that continues from the memory, with the
+batch's number as its version. After any crash the next start retries the last batch: the judge answers the same,
+because it reads only versions below that number, and the sink recognises the number. So every message is counted once,
+and the books of the run are the sum of its batches' books. If chains come out in order (`in_order`), a batch also
+judges the rows that the batch before it held back.
 
-Of each batch, Spark's listener tells the rates and durations, the sink the books, and the memory what each bucket
-judged and remembers. They must agree: rows judged = rows published + rows held back.
+For each batch, rates and durations come from Spark's listener, the books from the sink, and the numbers of rows judged
+and remembered from the memory. They must agree: rows judged = rows published + rows held back.
 
-Spark reads a file of a stream's folder once. One that cannot be read ends the stream, at every start again; one that
-changes after that is never looked at. So before a batch is judged its files are opened by other means (`files`): the
-bad ones are named, and the stream ends, or goes on without them and keeps their names in the checkpoint, so that each
-start leaves out the same. And files whose times are no longer those that Spark keeps in the checkpoint are named.
+Spark reads each file of a stream's folder once. An unreadable file ends the stream, at every start again; a file that
+changes later is ignored. So before a batch is judged, its files are opened by other means (`files`): unreadable files
+are named, and the stream ends, or continues without them and keeps their names in the checkpoint, so that every start
+leaves out the same files. Files whose modification times differ from those in the checkpoint are named too.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Progress:
     rows: int = 0  # rows that came in with this batch
     rows_per_second: float = 0.0
     seconds: float = 0.0
-    behind: int | None = None  # how much of the source is not read yet, if the source says so
+    behind: int | None = None  # how many offsets are not read yet, if the source reports them
     state_rows: int = 0
     state_bytes: int = 0
     keys: int = 0
@@ -75,7 +75,7 @@ class Progress:
 
 
 class MemoryFigures:
-    """What the memory of a stream says of its newest batch; it is looked at after each."""
+    """Figures of a stream's memory after its newest batch."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -98,21 +98,21 @@ class MemoryFigures:
         return self._totals.get(name, 0)
 
     def arrived(self, batch: int) -> int:
-        """How many rows a batch judged: what came with it, and what was held back."""
+        """How many rows a batch judged, including those held back before."""
         return self._arrived.get(batch, 0)
 
     def over(self, now_ms: int, wait_ms: int) -> bool:
-        """Whether a wait is over, or ends later than it can: then a clock was ahead, and a batch dates it anew."""
+        """Whether a wait is over, or ends later than possible: then a clock was ahead, and a batch dates it again."""
         return any(not now_ms < due_ms <= now_ms + max(1, wait_ms) for due_ms, _ in self._due_ms)
 
     @property
     def latest_ms(self) -> int:
-        """When all waits are over."""
+        """When the last wait ends."""
         return max((latest_ms for _, latest_ms in self._due_ms), default=0)
 
 
 class Watcher(listener.StreamingQueryListener):
-    """Keeps the progress of a stream, and tells it after every batch that published something."""
+    """Keeps the progress of a stream, and reports it after every batch that published something."""
 
     def __init__(self, total: Callable[[], Tally], figures: MemoryFigures, tell: Callable[[Progress], None]) -> None:
         self._total = total
@@ -122,16 +122,16 @@ class Watcher(listener.StreamingQueryListener):
         self._batches: set[int] = set()
         self._ended = threading.Event()
         self.idle = threading.Event()
-        """A tick found nothing to do."""
+        """Set when a trigger found nothing to do."""
         self.progress = Progress()
-        self.problem: str | None = None  # an error raised in a listener is lost
+        self.problem: str | None = None  # kept here, because an error raised in a listener is lost
 
     def begin(self) -> None:
         self._ended.clear()
         self.idle.clear()
 
     def published(self, batch: int, tally: Tally | None) -> None:
-        """The sink holds this batch; None: it held it before. Compares what was judged with what was published."""
+        """The sink holds this batch (``tally`` None: it did before). Compares rows judged with rows published."""
         self._batches.add(batch)
         judged, held = self._figures.arrived(batch), self._figures.total("held")
         if tally is not None and tally.received + held != judged:
@@ -139,9 +139,13 @@ class Watcher(listener.StreamingQueryListener):
             self.problem = f"batch {batch}: {judged} rows were judged, {tally.received} were published{more}"
         self._tally = self._total() if tally is None or self._tally is None else self._tally + tally
 
-    def settled(self) -> Progress:
-        """The progress when all has been told: the listener hears of things a little later than they happen."""
+    def wait_for_end(self) -> None:
+        """Wait for the event of the end: it comes a little late, and must not be taken for that of the next query."""
         self._ended.wait(SETTLE_S)
+
+    def settled(self) -> Progress:
+        """The final progress; waits for the listener, whose events come a little late."""
+        self.wait_for_end()
         if self.problem is not None:
             raise BooksDoNotBalance(self.problem)
         if self._tally is None:
@@ -149,7 +153,7 @@ class Watcher(listener.StreamingQueryListener):
         return replace(self.progress, tally=self._tally, held=self._figures.total("held"))
 
     def onQueryStarted(self, event: listener.QueryStartedEvent) -> None:
-        """Nothing to tell yet."""
+        """Nothing to report yet."""
 
     def onQueryIdle(self, event: listener.QueryIdleEvent) -> None:
         self.idle.set()
@@ -181,7 +185,7 @@ class Watcher(listener.StreamingQueryListener):
 
 
 def _behind(source: Any) -> int | None:
-    """How many offsets are left to read, of a source that counts them by topic and partition, as Kafka's do."""
+    """How many offsets are left to read, for sources with offsets by topic and partition, like Kafka."""
     try:
         latest, end = json.loads(source.latestOffset), json.loads(source.endOffset)
         left = [at - end.get(topic, {}).get(n, 0) for topic, parts in latest.items() for n, at in parts.items()]
@@ -193,15 +197,15 @@ def _behind(source: Any) -> int | None:
 SET_ASIDE: Final = "onefold_files.json"
 """In the checkpoint: the files that were set aside."""
 LOOK_S: Final = 10.0
-"""How often the times of files that were read are compared with those in the folder, at most."""
+"""The least time between two comparisons of the files that were read with those in the folder."""
 
 
 class SetAside(OnefoldError):
-    """A file of the batch cannot be read and was set aside: the batch is to be begun again, without it."""
+    """Files of the batch were set aside as unreadable: the batch must be started again, without them."""
 
 
 class StreamFiles:
-    """The files of a stream, by its checkpoint and its folder. For a source that is no files there is nothing to do."""
+    """Checks the files of a stream, by its checkpoint and its folder; does nothing for other sources."""
 
     def __init__(self, spark: SparkSession, source: SourceSpec, columns: Named, checkpoint: Place) -> None:
         self._spark, self._source, self._columns, self._checkpoint = spark, source, columns, checkpoint
@@ -209,16 +213,16 @@ class StreamFiles:
         self._looked_s = 0.0
         document = (checkpoint / SET_ASIDE).read_json() if (checkpoint / SET_ASIDE).exists() else {"set_aside": []}
         self.start: Mapping[str, Any] | None = (signature(checkpoint) or {}).get("start")
-        """Where topics begin."""
+        """The first offsets of topics."""
         self.aside = [SourceFile.from_dict(line) for line in document["set_aside"]]
-        """Files that were set aside, by this start or one before."""
+        """Files that this start or an earlier one set aside."""
         self.changed: list[str] = []
-        """Files that are no longer what was read, one line each."""
+        """Files that have changed since they were read, one line each."""
         self.copy: CheckpointCopy | None = None
         self.locks: list[Lock] = []
 
     def table(self, log: Place | None = None) -> DataFrame:
-        """The source as a stream, without the files that were set aside. ``log``: a checkpoint that Spark can write."""
+        """The source as a stream, without the files set aside. ``log``: the local copy of the checkpoint, if any."""
         self._checkpoint = log or self._checkpoint
         files = str(self._checkpoint / SOURCE)
         self._opened = open_stream(
@@ -228,9 +232,9 @@ class StreamFiles:
         return self._opened.rows
 
     def begin(self, batch: int) -> None:
-        """Before a batch is judged: check its files, and let the checkpoint know of it, wherever that is.
+        """Before a batch is judged: check its files, and copy the checkpoint to its store if it has one.
 
-        `StaleWrite` if this start is not the stream's only one any more.
+        Raise `StaleWrite` if another start has taken a lock over.
         """
         for lock in self.locks:
             lock.check()
@@ -239,13 +243,13 @@ class StreamFiles:
             self.copy.keep()
 
     def end(self) -> None:
-        """The query has ended."""
+        """After the query has ended."""
         if self.copy is not None:
             self.copy.keep()
         self.look()
 
     def check(self, batch: int) -> None:
-        """Before a batch is judged: raise `OSError` that names its files that cannot be read, or set them aside."""
+        """Before a batch is judged: raise `OSError` that names its unreadable files, or set them aside."""
         if self._opened is None or self._opened.files is None:
             return
         numbers = range(self._offset(batch - 1) + 1, self._offset(batch) + 1)
@@ -264,12 +268,12 @@ class StreamFiles:
             self.look()
 
     def _offset(self, batch: int) -> int:
-        """Where a batch ends in the log of files that Spark keeps in the checkpoint."""
+        """The entry of Spark's log of files in the checkpoint with which a batch ends."""
         file = self._checkpoint / OFFSETS / str(batch)
         if batch < 0 or not file.exists():
             return -1
         last = file.read_bytes().decode().splitlines()[2]
-        if last == "-":  # nothing had been found by then
+        if last == "-":  # there were no files yet
             return -1
         return int(json.loads(last)["logOffset"]) if last.startswith("{") else int(last)
 
@@ -281,7 +285,7 @@ class StreamFiles:
         return []
 
     def look(self) -> None:
-        """Compare the times of all files that were read with those in the folder."""
+        """Compare the modification times of all files that were read with those in the folder."""
         if self._opened is None or self._opened.files is None:
             return
         self._looked_s = time.monotonic()
@@ -304,13 +308,15 @@ class StreamFiles:
 
 AVAILABLE = "available"
 ONCE = "once"
-"""Of a stream that has a batch to finish: that one, then stop."""
+"""Finish the batch that was begun, then stop."""
 OrderEnd: TypeAlias = Literal["give_up", "hold"]
 METADATA, OFFSETS, COMMITS, SOURCES = "metadata", "offsets", "commits", "sources"
 SOURCE = f"{SOURCES}/0"
-"""What Spark keeps in a checkpoint: the stream's id, where each batch ends, and which batches are done."""
+"""Spark's part of a checkpoint: the stream's id, where each batch ends, which batches are done, the files."""
+PARTS = (METADATA, SET_ASIDE, SOURCES, OFFSETS, COMMITS)
+"""Spark's part and the files set aside, in the order in which they must be copied."""
 MEMORY = "memory"
-"""What the judge keeps there."""
+"""The judge's part of a checkpoint."""
 POLL_S = 0.5
 
 
@@ -318,10 +324,10 @@ POLL_S = 0.5
 class Streaming(MemoryOptions):
     checkpoint: str
     trigger: str = AVAILABLE
-    """"available": all that is there now, then stop; else how often a batch begins, such as "10 seconds"."""
+    """"available": read all there is now, then stop; else the interval of batches, such as "10 seconds"."""
     order_end: OrderEnd = "give_up"
-    """What becomes of messages that are still held back when all that is there is read. "give_up": what is missing
-    before them is given up at once, and they come out. "hold": they stay in the checkpoint for the next start."""
+    """What happens to messages still held back when everything is read. "give_up": the messages missing before them are
+    given up at once, and they come out. "hold": they stay in the checkpoint for the next start."""
 
     def __post_init__(self) -> None:
         MemoryOptions.__post_init__(self)
@@ -336,10 +342,10 @@ def run_stream(
     tell: Callable[[Progress], None] = lambda progress: None, stop: threading.Event | None = None,
     say: Callable[[str], None] = print,
 ) -> Progress:  # fmt: skip
-    """Judge a source as a stream until it ends, fails, or ``stop`` is set; what came of it in the end.
+    """Judge a source as a stream until it ends, fails, or ``stop`` is set; return the final progress.
 
-    ``tell`` is called after every batch, ``say`` if there is something to know before the first. When ``stop`` is set,
-    the batch in hand is finished. A checkpoint or an output of other columns, rules or streams is `Misuse`.
+    ``tell`` is called after every batch, ``say`` with notices before the first. When ``stop`` is set, the current batch
+    is finished. A checkpoint or an output of other columns, rules or streams is `Misuse`.
     """
     if is_connect(spark):
         raise Misuse(
@@ -361,7 +367,7 @@ def run_stream(
     if names and METADATA not in names and not OURS & set(names):
         raise Misuse(f"{checkpoint.shown} is no checkpoint: it holds {names[0]!r}; choose another")
     signed = signature(checkpoint)
-    if signed is not None and (checkpoint / OFFSETS).names():  # before its first batch it remembers nothing
+    if signed is not None and (checkpoint / OFFSETS).names():  # without a batch there is nothing to protect
         refuse_other(checkpoint.shown, signed.get("meaning", {}), meaning)
     sink.last(_stream(checkpoint) if METADATA in names else "")
     streaming = replace(streaming, path=str(checkpoint / MEMORY))
@@ -377,7 +383,7 @@ def run_stream(
         for _, folder in folders:
             Place(spark, folder).make()
             files.locks.append(locks.enter_context(locked(Place(spark, folder), "stream")))
-        if signature(checkpoint) is None and (checkpoint / OFFSETS).names():  # of a version that did not sign it
+        if signature(checkpoint) is None and (checkpoint / OFFSETS).names():  # of a version that did not sign
             settings = ", ".join(f"{name} = {value}" for name, value in meaning.items())
             say(f"{checkpoint.shown} does not say what it was begun with; taken to be, from now on: {settings}")
         begun = {} if files.start is None else {"start": files.start}
@@ -391,18 +397,17 @@ def run_stream(
 
 
 class CheckpointCopy:
-    """What Spark keeps in a checkpoint, on a disk of the driver: of a store that Spark cannot write to.
+    """A local copy of Spark's part of a checkpoint in a store that Spark cannot write to.
 
-    The checkpoint in the store is what counts. It is copied here at a start, and what Spark wrote is put there before
-    anything of its batch is judged: a batch that is published, or that the memory knows, can be tried again by anybody.
-    What is in a batch is put once: a start that others took for dead does not change what they made of it.
+    The checkpoint in the store is authoritative. It is copied here at a start, and what Spark has written is put into
+    the store before its batch is judged, so that any later start can retry a batch that is published or in the memory.
+    The contents of a batch are put once: a start that was taken for dead cannot change its successor's batch.
     """
 
     def __init__(self, home: Place, folder: str) -> None:
         self._home, self.folder = home, Path(folder)
         self._kept: dict[str, tuple[int, int]] = {}
-        parts = (METADATA, SET_ASIDE, SOURCES, OFFSETS, COMMITS)
-        in_threads(self._fetch, [file.url for part in parts for file in objects.files_below(str(home / part))])
+        in_threads(self._fetch, [file.url for part in PARTS for file in objects.files_below(str(home / part))])
         self._kept = self._there()
 
     def _fetch(self, url: str) -> None:
@@ -412,23 +417,21 @@ class CheckpointCopy:
             copy.write_bytes(stored.read())
 
     def _there(self) -> dict[str, tuple[int, int]]:
-        """All files, those first that others need."""
-        order = (METADATA, SET_ASIDE, SOURCES, OFFSETS, COMMITS)
+        """All files with size and time, in the order in which they must be put."""
         paths = [path for path in self.folder.rglob("*") if path.is_file() and not path.name.startswith(".")]
-        stats = {path.relative_to(self.folder).as_posix(): path.stat() for path in paths}
-        known = {name: stat for name, stat in stats.items() if name.split("/")[0] in order}
+        stats = {path.relative_to(self.folder).as_posix(): path.stat() for path in sorted(paths)}
         return {
-            name: (known[name].st_size, known[name].st_mtime_ns)
-            for name in sorted(known, key=lambda name: (order.index(name.split("/")[0]), name))
+            name: (stat.st_size, stat.st_mtime_ns)
+            for part in PARTS
+            for name, stat in stats.items()
+            if name.split("/")[0] == part
         }
 
     def keep(self) -> None:
-        """Put into the store what is new here, and remove there what Spark has removed here."""
+        """Put new files into the store, and remove from it those that Spark has removed here."""
         there = self._there()
-        for name, seen in there.items():
-            file, data = self._home / name, (self.folder / name).read_bytes() if self._kept.get(name) != seen else None
-            if data is None:
-                continue
+        for name in (name for name, stat in there.items() if self._kept.get(name) != stat):
+            file, data = self._home / name, (self.folder / name).read_bytes()
             if not name.startswith((SOURCES, OFFSETS)) or name in self._kept:
                 file.write_over(data)
             elif not file.write_new(data):
@@ -439,7 +442,7 @@ class CheckpointCopy:
 
 
 def _stream(checkpoint: Place) -> str:
-    """The id that Spark gave the stream when it made the checkpoint."""
+    """The stream id in Spark's checkpoint."""
     return str((checkpoint / METADATA).read_json()["id"])
 
 
@@ -450,9 +453,8 @@ def _run(
     spark, checkpoint = df.sparkSession, Place(df.sparkSession, streaming.checkpoint)
     if has_executors(spark):
         require_libraries(spark, ["numpy", "pandas", "pyarrow"])
-    # Two tasks per core, not the many fine slices that suit a table.
-    spark.conf.set("spark.sql.shuffle.partitions", str(engine.partitions or 2 * cores(spark)))
-    if streaming.ordered_wait_ms is not None:  # to hear of each tick that finds nothing to do
+    spark.conf.set("spark.sql.shuffle.partitions", str(engine.partitions or 2 * cores(spark)))  # a table gets more
+    if streaming.ordered_wait_ms is not None:  # report every trigger that finds nothing to do
         spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "0")
     engine = replace(engine, partitions=None)
     figures = MemoryFigures(str(streaming.path))
@@ -476,7 +478,7 @@ def _run(
         watcher.published(batch, tally)
 
     def asked() -> bool:
-        """Whether the query is to end: somebody wants it, or a wait is over and a tick found nothing to do."""
+        """Whether the query is to end: `stop` is set, or a wait is over and a trigger found nothing to do."""
         waits = wait_ms is not None and streaming.trigger != AVAILABLE and watcher.idle.is_set()
         (over.set if waits and figures.over(_now_ms(), wait_ms or 0) else over.clear)()
         return stop.is_set() or over.is_set()
@@ -484,14 +486,14 @@ def _run(
     def go(trigger: str) -> Progress:
         rows = df
         while True:
-            writer = rows.writeStream.foreachBatch(each)
-            writer = _triggered(writer.option("checkpointLocation", str(checkpoint)), trigger)
+            writer = rows.writeStream.foreachBatch(each).option("checkpointLocation", str(checkpoint))
             errors.clear()
             over.clear()
             watcher.begin()
             try:
-                _wait(writer.start(), asked, errors)
-            except SetAside:  # the batch is begun again, by a query that leaves them out
+                _wait(_triggered(writer, trigger).start(), asked, errors)
+            except SetAside:  # start the batch again, by a query without these files
+                watcher.wait_for_end()
                 rows = files.table().transform(engine.shaped)
                 continue
             files.end()
@@ -512,7 +514,7 @@ def _run(
 
 
 def _publish(sink: Sink, engine: Engine, streaming: Streaming, rows: DataFrame, batch: int) -> Tally | None:
-    """Judge a batch and publish it; None: it was published before, and what it holds back was kept before that."""
+    """Judge a batch and publish it; None: it was published before, after the rows that it holds back were kept."""
     checkpoint = Place(rows.sparkSession, streaming.checkpoint)
     stream = _stream(checkpoint)
     version = replace(streaming, version=batch, now_ms=_began_ms(checkpoint, batch), owner=stream)
@@ -525,18 +527,18 @@ def _publish(sink: Sink, engine: Engine, streaming: Streaming, rows: DataFrame, 
 
 
 def _add_empty_batch(checkpoint: Place, at_ms: int) -> None:
-    """Let the stream go on with a batch of this date and without rows, unless it has one to finish.
+    """Add a batch of this date and without rows to Spark's log, unless there is a batch to finish.
 
-    A wait ends with a batch, and of itself Spark begins none when nothing comes, or when all is read. So an empty one
-    is written into its log: with an interval it is dated now, at the end so late that all waits are over. What a batch
-    does hangs on its date alone, so one that is tried again does the same.
+    A wait ends with a batch, and Spark begins none if nothing arrives, or when everything is read. So an empty one is
+    written into its log: dated now if there is an interval, at the end late enough that all waits are over. What a
+    batch does depends on its date alone, so a retry does the same.
     """
     last = _newest(checkpoint / OFFSETS)
     if last is None or last != _newest(checkpoint / COMMITS):
         return
     version, circumstances, *ends = (checkpoint / OFFSETS / str(last)).read_bytes().decode().split("\n")
     if version != "v1":
-        raise Misuse(f"{checkpoint.shown}: Spark's log is of format {version!r}, of which no wait can be ended")
+        raise Misuse(f"{checkpoint.shown}: Spark's log has format {version!r}, to which no empty batch can be added")
     dated = json.dumps({**json.loads(circumstances), "batchTimestampMs": at_ms})
     (checkpoint / OFFSETS / str(last + 1)).write_bytes("\n".join([version, dated, *ends]).encode())
 
@@ -546,7 +548,7 @@ def _now_ms() -> int:
 
 
 def _began_ms(checkpoint: Place, batch: int) -> int:
-    """When Spark began a batch, as it wrote down before: the same for every attempt at it."""
+    """When Spark began a batch, from its log: the same for every attempt."""
     circumstances = (checkpoint / OFFSETS / str(batch)).read_bytes().decode().split("\n")[1]
     return int(json.loads(circumstances)["batchTimestampMs"])
 
@@ -556,7 +558,7 @@ def _newest(log: Place) -> int | None:
 
 
 class _Stopped(Exception):
-    """Somebody asked to stop, and the batch before is finished."""
+    """Raised instead of judging another batch after a request to stop."""
 
 
 def _triggered(writer: Any, trigger: str) -> Any:
@@ -571,7 +573,7 @@ def _triggered(writer: Any, trigger: str) -> Any:
 
 
 def _wait(query: StreamingQuery, asked: Callable[[], bool], errors: list[Exception]) -> None:
-    """Until the query ends; when it is asked to, it does so between two batches."""
+    """Wait until the query ends; if ``asked`` says so, stop it between two batches."""
     try:
         while not query.awaitTermination(POLL_S):  # type: ignore[arg-type]
             if asked() and not query.status["isTriggerActive"]:
@@ -582,13 +584,13 @@ def _wait(query: StreamingQuery, asked: Callable[[], bool], errors: list[Excepti
         if errors:
             raise errors[-1] from None
         cause = _cause(error)
-        if cause != (misuse := cause.removeprefix("onefold.errors.Misuse: ")):  # found out by a task
+        if cause != (misuse := cause.removeprefix("onefold.errors.Misuse: ")):  # raised in a task
             raise Misuse(misuse) from error
         raise OSError(f"the stream ended: {cause}") from error
 
 
 def _cause(error: StreamingQueryException) -> str:
-    """The file that could not be read, else the last line of a Python error, else Spark's first line."""
+    """The unreadable file, else the last line of a Python error, else Spark's first line."""
     text = str(error).split("=== Streaming Query ===")[0]
     if (failed := failed_file(text)) is not None:
         return failed

@@ -1,15 +1,15 @@
-"""Runs that go on: which files the next run reads, and as which version of its memory.
+"""Runs with a memory: which files the next run reads, and as which version of the memory.
 
     MEMORY/_versions/000000000012.json    what version 12 reads: its files, and the time that counts as now
 
-It is written before the version is judged, as Spark writes down a batch before it runs it. So a run that died is done
-again with the same files, whatever came since: it judges the same rows, from the same memory, and publishes them as the
-same version. A version counts when it is published, and the place where it is published knows the last one. A file that
-a published version has read (the same path, size and time) is not read again. One that changed is: rows that were seen
-are repeats then. Of a topic of Kafka, ranges of offsets are the files. Any other source that is no files is read whole
-every time.
+The document is written before the version is judged, as Spark logs a batch before running it. So a run that died is
+repeated with the same files, whatever arrived since: it judges the same rows from the same memory, and publishes them
+as the same version. A version counts once it is published, and the output knows its last version. A file that a
+published version has read (same path, size and time) is not read again. A changed file is; rows seen before are then
+repeats. For a Kafka topic, ranges of offsets take the place of files. Any other source that is not made of files is
+read whole every time.
 
-Every 64th version lists the files of all before it too, so that few of these documents are read at a start.
+Every 64th version also lists the files of all versions before it, so that a start reads few of these documents.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WHOLE_EVERY: Final = 64
 
 
 class FileKey(NamedTuple):
-    """A file as it was when it was read."""
+    """A file in the state in which it was read."""
 
     path: str
     size: int
@@ -42,7 +42,7 @@ class FileKey(NamedTuple):
 
 
 class NothingNew(OnefoldError):
-    """All files of the source were read by versions that are published."""
+    """Published versions have read all files of the source."""
 
     def __init__(self, version: int) -> None:
         super().__init__(f"nothing new: version {version} has the last of these files", version=version)
@@ -55,28 +55,29 @@ class Version:
 
     number: int
     files: tuple[str, ...] | None
-    """The paths that it reads; None: the source is no files, and is read whole."""
+    """The paths that it reads; None: the source is not made of files and is read whole."""
     now_ms: int
     left: int = 0
-    """How many files came after it was begun: they are for the next version."""
+    """How many files arrived after it was begun: the next version reads them."""
     document: Mapping[str, Any] | None = None
-    """What is to be written down of it; None: it was begun before."""
+    """The document to write; None: it was begun before."""
 
 
 class VersionLog:
-    """What the versions of a memory have read."""
+    """The log of what each version of a memory reads."""
 
     def __init__(self, memory: str) -> None:
         self._storage = Storage(memory)
         signed = signature(self._storage)
         self.id = None if signed is None else str(signed["id"])
-        """The memory's own; None: there is none yet."""
+        """The id of the memory; None: there is no memory yet."""
 
     def next(self, last: int | None, listed: Sequence[SourceFile] | None, wanted: int | None = None) -> Version:
-        """The version that comes next: one that was begun and not published, if its files are there, else a new one.
+        """The next version: one that was begun and not published, if its files still exist, else a new one.
 
-        ``last``: the last one that is published. ``listed``: the files of the source; None: it is none. ``wanted``: the
-        version that is asked for. Raise `NothingNew` if all is published, `Misuse` if it is of other files.
+        ``last``: the last published version. ``listed``: the files of the source; None: not made of files. ``wanted``:
+        the version that the caller asks for. Raise `NothingNew` if everything is published, `Misuse` if ``wanted`` was
+        published from other files.
         """
         number = 0 if last is None else last + 1
         self._check_memory(last)
@@ -100,19 +101,19 @@ class VersionLog:
         return Version(number, None if new is None else tuple(file.path for file in new), now_ms, document=document)
 
     def read(self, last: int | None) -> set[FileKey]:
-        """The files of published versions, and of one that was begun."""
+        """The files of the published versions, and of one that was begun."""
         begun = self._document(0 if last is None else last + 1)
         files = {FileKey(*file) for file in (begun or {}).get("files") or ()}
         return files if last is None else files | self._read(last).keys()
 
     def begin(self, version: Version) -> None:
-        """Write down what it reads, before it does."""
+        """Write the document of a version, before anything is judged."""
         if version.document is not None:
-            MemoryFolder.anywhere(self._storage.url).drop_from(version.number)  # of one that was to read other files
+            MemoryFolder.anywhere(self._storage.url).drop_from(version.number)  # left by an attempt with other files
             self._storage.write(_name(version.number), json.dumps(version.document, indent=1).encode())
 
     def _check_memory(self, last: int | None) -> None:
-        """`Misuse` if the memory has versions that were not published here."""
+        """Raise `Misuse` if memory and output do not belong together."""
         newest = -1
         if self.id is not None:
             runs = MemoryFolder.anywhere(self._storage.url).newest(ALL)
@@ -132,12 +133,12 @@ class VersionLog:
             )
 
     def _again(self, wanted: int, number: int, there: set[FileKey] | None, read: Mapping[FileKey, int]) -> OnefoldError:
-        """What there is to say of a version that is not the next one."""
+        """The error for a wanted version that is not the next one."""
         if wanted > number:
             return Misuse(f"version {wanted} leaves a hole: {number} is the next", version=wanted)
         if there is None:
             return Misuse(
-                f"version {wanted} is published, and nobody can tell whether this source is the same: it is no files",
+                f"version {wanted} is published; whether from this source is unknown, as it is not made of files",
                 version=wanted,
             )
         missing = {file for file, version in read.items() if version == wanted} - there
@@ -150,7 +151,7 @@ class VersionLog:
         )
 
     def _read(self, last: int) -> dict[FileKey, int]:
-        """The files that were read up to a version, and by which."""
+        """The files read up to a version, each with the version that read it."""
         read: dict[FileKey, int] = {}
         for number in range(last, -1, -1):
             document = self._document(number)

@@ -1,32 +1,32 @@
-"""``advise_window(df)``: how long must copies be remembered, what does that cost, and what gets through all the same?
+"""``advise_window(df)``: how long must copies be remembered, what does that cost, and which copies are still missed?
 
-A window forgets: what comes again after it counts again. How long it must be is not a matter of taste but of the data:
-of the lags of its copies, which are measured here.
+After a window an id is forgotten, and a copy counts again. The right window follows from the lags of the copies in the
+data, which are measured here.
 
-    window      an id is remembered for so long from its first row on; a copy whose lag is at most that is caught. One
-                that comes later begins a window of its own, so the leaks given here are an upper bound
-    watermark   the same by ``dropDuplicatesWithinWatermark`` of Spark, where a copy must come *less* than the delay
-                after its first, and what is late by the delay is dropped unseen. Spark forgets an id when its
+    window      an id is remembered for this long after its first row; a copy whose lag is at most that is caught. A
+                later copy begins a window of its own, so the leaks given here are an upper bound
+    watermark   the same with Spark's ``dropDuplicatesWithinWatermark``, where a copy must come *less* than the delay
+                after its first, and rows that are late by the delay are dropped silently. Spark forgets an id when its
                 watermark, itself a delay behind, has passed the end of the window: it remembers for twice as long
-    intervals   what `judge_chains` remembers: one entry per chain and one per gap, whatever the lags are
+    intervals   the memory of `judge_chains`: one entry per chain and one per gap, whatever the lags are
 
-How each is measured, exactly and with nothing but counts on the driver:
+How each is measured, exactly and with only counts on the driver:
 
     lags        the rows of an id meet in one task, in one shuffle of integers (a hash of the id of 128 bits, the time,
                 the order), and are sorted there. An id with a million copies is a longer task, not a larger one: sorts
                 spill. A self join would shuffle the rows twice
-    lateness    how far the time of a row lies behind the latest time before it: what the delay of a watermark must
-                cover. A running maximum would be one task; so the order is cut into slots, the highest time of each is
-                known after one aggregate, and within a slot the rows are sorted
-    quantiles   values are counted in buckets by their first twelve binary digits, as floating point has them; the
-                bucket of the wanted rank again in 65,536 finer ones, until it is a single value: one pass up to 4 s in
+    lateness    how far the time of a row lies behind the latest time before it, which the delay of a watermark must
+                cover. A running maximum would be one task; so the order is cut into slots, one aggregate gives the
+                highest time of each, and within a slot the rows are sorted
+    quantiles   values are counted in buckets by their first twelve binary digits, as in floating point; the bucket of
+                the wanted rank again in 65,536 finer ones, until it is a single value: one pass up to 4 s in
                 milliseconds, two up to three days, at most five. At most a megabyte for each
-    peaks       an id is remembered from its first row on, so the peak is the largest number of firsts in a stretch as
-                long as the window. They are counted by slots of a 64th of the shortest window, or wider where that
-                would be more than a million slots, and rounded up to whole slots: never too small
+    peaks       an id is remembered from its first row on, so the peak is the largest number of firsts in any stretch of
+                the window's length. Firsts are counted by slots of a 64th of the shortest window, or wider to stay
+                below a million slots, and rounded up to whole slots: never too small
 
 Cost: two passes over the narrow columns, one shuffle of integers, and a few passes over one number per row, which is
-on the disks of Spark's storage meanwhile.
+kept on the disks of Spark's storage meanwhile.
 """
 
 from __future__ import annotations
@@ -68,16 +68,16 @@ from onefold.spark.notes import DIGITS
 from onefold.spark.session import cores
 
 FIRST, LAG = "first_ms", "lag_ms"
-"""Of the table of lags: when an id came first, null of a copy; how much later a copy came, null of a first."""
+"""Columns of the table of lags: the time of an id's first row, null for a copy; the lag of a copy, null for a first."""
 
 TIME_MIN, TIME_MAX = -62_135_596_800_000, 253_402_300_799_999
 """The years 1 to 9999 in milliseconds. Micro- and nanoseconds of our days lie beyond."""
 
 UNUSABLE: Final = ("malformed", "no_id", "no_time", "time_out_of_range", "no_order")
-"""Why a row says nothing: it could not be read; a key column is null; time or order is no number and no time."""
+"""Why a row cannot be used: it could not be read; a key column is null; time or order is neither number nor time."""
 
 TASKS_PER_CORE: Final = 4
-"""Into so many parts per core a table is kept: adaptive execution does not pack the slices of one that is."""
+"""How many partitions per core a persisted table has: adaptive execution does not coalesce these."""
 
 ID, AT, ORDER = ("_onefold_a", "_onefold_b"), "_onefold_at", "_onefold_order"
 
@@ -91,11 +91,11 @@ class WindowColumns(RoleColumns):
     """
 
     key: tuple[str, ...] | None = None
-    """Together they are the id of a message. None: two rows are copies if they agree in all but time and order."""
+    """Together they are the id of a message. None: two rows are copies if all columns but time and order are equal."""
     time: str = "arrival"
     """The clock that the window is measured by: whole milliseconds, or a time."""
     order: str | None = None
-    """What says which row came first, such as an offset. None: the time does."""
+    """The column that says which row came first, such as an offset. None: the time."""
 
     plain = ("key",)
     times = ("time", "order")
@@ -115,12 +115,12 @@ class WindowColumns(RoleColumns):
         others = (self.time, self.order, CORRUPT)
         rest = tuple(name for name in df.columns if name not in others and not name.lower().startswith(OURS))
         if not rest:
-            raise Misuse(f"there is no column beside {self.time!r} to know a copy by", column=self.time)
+            raise Misuse(f"there is no column beside {self.time!r} to identify a copy by", column=self.time)
         return rest
 
 
 def why_unusable(df: DataFrame, columns: WindowColumns) -> Column:
-    """Why a row says nothing of lags, one of `UNUSABLE`; null if it does."""
+    """Why a row cannot be used, one of `UNUSABLE`; null if it can."""
     time = milliseconds(df, columns.time)
     no = F.lit(False)
     key_is_null = [F.col(quoted(name)).isNull() for name in columns.key or ()]
@@ -139,7 +139,7 @@ def why_unusable(df: DataFrame, columns: WindowColumns) -> Column:
 
 
 def usable_rows(df: DataFrame, columns: WindowColumns) -> dict[str, Any]:
-    """How many rows there are, how many cannot be used and why, and from when to when the others are; one pass."""
+    """How many rows there are, how many cannot be used and why, and the time span of the others; one pass."""
     why = why_unusable(df, columns)
     time = F.when(why.isNull(), milliseconds(df, columns.time))
     sample = F.first(F.col(quoted(columns.time)).cast("string"), ignorenulls=True)
@@ -156,10 +156,10 @@ def usable_rows(df: DataFrame, columns: WindowColumns) -> dict[str, Any]:
 
 
 def timed(df: DataFrame, columns: WindowColumns) -> DataFrame:
-    """The rows that can be used: the hash of their id, their time and their place in the order, all of them longs."""
+    """The usable rows as longs: the hash of their id, their time and their order."""
     values = {name: F.col(quoted(name)) for name in columns.id(df)}
     plain = [hashable(value, df.schema[name].dataType) for name, value in values.items()]
-    nulls = null_masks(values.values()) if columns.key is None else []  # of a key none is null
+    nulls = null_masks(values.values()) if columns.key is None else []  # key columns are not null here
     at = milliseconds(df, columns.time)
     return df.where(why_unusable(df, columns).isNull()).select(
         F.xxhash64(*nulls, *plain).alias(ID[0]),
@@ -170,9 +170,9 @@ def timed(df: DataFrame, columns: WindowColumns) -> DataFrame:
 
 
 def lags(rows: DataFrame) -> DataFrame:
-    """Of `timed` rows: `FIRST` of the first row of each id, and `LAG` of every other.
+    """From `timed` rows: `FIRST` of the first row of each id, and `LAG` of every other.
 
-    A lag below 0 is there only where the order is not that of the time: a copy with a clock that is behind.
+    A lag is below 0 only if the order is not that of the times: the copy's clock is behind.
     """
     by_id = Window.partitionBy(*ID).orderBy(*([ORDER] if ORDER in rows.columns else []), AT)
     number = F.row_number().over(by_id)
@@ -186,7 +186,7 @@ def lags(rows: DataFrame) -> DataFrame:
 
 @contextmanager
 def stored(table: DataFrame) -> Iterator[DataFrame]:
-    """The table, computed once, on the disks of Spark's storage as long as it is needed."""
+    """The table, computed once and kept on the disks of Spark's storage within the context."""
     parts = TASKS_PER_CORE * cores(table.sparkSession)
     on_disk = table.coalesce(parts).persist(StorageLevel.DISK_ONLY)
     try:
@@ -203,9 +203,9 @@ _SLOT, _BEFORE = "slot", "before"
 
 
 def behind(rows: DataFrame) -> DataFrame:
-    """Of `timed` rows with an order, as their ids are judged by a time that copies share: `FIRST` of the first row of
-    each id, `LAG` of every copy: how far its time lies behind the latest before it; `LATE` of all, and whether a copy
-    is `APART`: bears another time than its first.
+    """From `timed` rows with an order, for ids judged by a time that copies share: `FIRST` of the first row of each id;
+    `LAG` of every copy, how far its time lies behind the latest before it; `LATE` of all rows; and whether a copy is
+    `APART`, that is, its time differs from that of its first.
     """
     by_id = Window.partitionBy(*ID).orderBy(ORDER, AT)
     first = F.first(AT).over(by_id.rowsBetween(Window.unboundedPreceding, Window.currentRow))
@@ -217,11 +217,11 @@ def behind(rows: DataFrame) -> DataFrame:
 
 
 def lateness(rows: DataFrame) -> DataFrame:
-    """Of `timed` rows with an order, one at least: `LATE` of each, 0 if no row before it bears a later time; with what
-    else they have.
+    """From `timed` rows with an order, at least one: `LATE` of each, 0 if no row before it has a later time, and their
+    other columns.
     """
     low, high = rows.agg(F.min(ORDER), F.max(ORDER)).collect()[0]
-    # As floats, which do not overflow. What they round falls into a slot too early or too late together.
+    # As floats, which do not overflow. Orders that round to the same float fall into the same slot.
     slot = F.floor((F.col(ORDER).cast("double") - F.lit(float(low))) / F.lit((high - low) // SLOTS + 1.0))
     slotted = rows.withColumn(_SLOT, slot)
     slots = to_arrow(slotted.groupBy(_SLOT).agg(F.max(AT).alias(AT)).orderBy(_SLOT))
@@ -234,20 +234,20 @@ def lateness(rows: DataFrame) -> DataFrame:
 
 
 FINER: Final = 16
-"""The first pass buckets values by ``DIGITS`` binary digits, to 1 in 2,048; each pass after it by so many more."""
+"""The first pass buckets values by ``DIGITS`` binary digits, to 1 in 2,048; each further pass by this many more."""
 
 _LOWER, _COUNT = "lower", "count"
 
 
 class Quantile(NamedTuple):
-    """The smallest value up to which there is at least such a share of all; and how many there are up to it."""
+    """The smallest value such that at least a share of all values is at most that; and the number of these values."""
 
     value: int
     upto: int
 
 
 class _Bucket(NamedTuple):
-    """Where a rank lies: among the values from ``lower`` on, 2^shift of them; how many are below, and in it."""
+    """The bucket of a rank: 2^shift values from ``lower`` on; how many values are below it, and in it."""
 
     lower: int
     shift: int
@@ -258,7 +258,7 @@ class _Bucket(NamedTuple):
     def of(
         cls, rank: int, lower: NDArray[np.int64], count: NDArray[np.int64], *, below: int = 0, shift: int | None = None
     ) -> _Bucket:
-        """The bucket that a rank falls into; ``shift``: its digits, None in the first pass: by its own size."""
+        """The bucket that a rank falls into; ``shift``: that of the bucket; None, in the first pass: by its size."""
         ends = below + np.cumsum(count)
         at = int(np.searchsorted(ends, rank))
         start, here = int(lower[at]), int(count[at])
@@ -268,12 +268,12 @@ class _Bucket(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """How values are distributed. Those below 0 count as 0, and are counted apart."""
+    """The distribution of values. Values below 0 count as 0, and are also counted separately."""
 
     values: DataFrame
     name: str
     lower: NDArray[np.int64]
-    """Where buckets begin, ascending."""
+    """The lower ends of the buckets, ascending."""
     count: NDArray[np.int64]
     nulls: int
     negative: int
@@ -347,12 +347,12 @@ def bins(lower: NDArray[np.int64], count: NDArray[np.int64]) -> list[tuple[int, 
 
 
 def rank_of(share: float, total: int) -> int:
-    """The place, from 1, of the value up to which there is such a share of all.
+    """The rank, from 1, of the quantile of this share.
 
     >>> rank_of(0.99, 200), rank_of(0.07, 100), rank_of(0.5, 3), rank_of(1, 5)
     (198, 7, 2, 5)
     """
-    # By the number as it is written: 0.07 * 100 is 7.000000000000001 to a float.
+    # By the decimal text of the number: as floats, 0.07 * 100 is 7.000000000000001.
     exact = Fraction(str(share)) * total
     return max(1, -(-exact.numerator // exact.denominator))
 
@@ -363,7 +363,7 @@ def _cut(value: Column, digits: Column) -> Column:
 
 
 ID_BYTES: Final = 24
-"""A hash of 16 bytes and a time of 8: the least. With what a store adds it is about 90 in Spark's RocksDB."""
+"""The minimum: a hash of 16 bytes and a time of 8. Spark's RocksDB takes about 90 with its overhead."""
 ID_SIZES: Final = {"ids": NAME_BYTES, None: ID_BYTES}
 """By engine."""
 GAP_BYTES: Final = 16
@@ -375,14 +375,14 @@ WIDER: Final = 16
 
 
 class Peaks(NamedTuple):
-    """How many ids each window has to remember at most, and how wide the slots were; 1: the numbers are exact."""
+    """The most ids that each window has to remember, and the width of the slots; 1: the numbers are exact."""
 
     ids: dict[int, int]
     slot_ms: int
 
 
 def peaks(table: DataFrame, windows_ms: Sequence[int], *, slots_max: int = SLOTS_MAX) -> Peaks:
-    """Of a table of `lags`: the peaks for windows of these lengths."""
+    """The peaks for windows of these lengths, from a table of `lags`."""
     firsts = table.where(F.col(FIRST).isNotNull())
     slot_ms = max(1, min(windows_ms) // SLOTS_PER_WINDOW)
     while True:
@@ -396,7 +396,7 @@ def peaks(table: DataFrame, windows_ms: Sequence[int], *, slots_max: int = SLOTS
 
 
 def busiest(starts: NDArray[np.int64], counts: NDArray[np.int64], window_ms: int, slot_ms: int) -> int:
-    """The most firsts in slots that a window can touch, both its ends included.
+    """The most firsts in the slots that a window can touch, both ends included.
 
     >>> busiest(np.array([0, 10, 20, 50]), np.array([5, 1, 2, 7]), window_ms=15, slot_ms=10)
     8
@@ -410,9 +410,9 @@ def busiest(starts: NDArray[np.int64], counts: NDArray[np.int64], window_ms: int
 
 
 def interval_memory(df: DataFrame, columns: ChainColumns | None) -> Mapping[str, Any]:
-    """What interval memory remembers of these messages: a head for each chain, and what is missing.
+    """The size of interval memory for these messages: a head for each chain, and the gaps.
 
-    Without numbers and what came before them there are no intervals: then why.
+    Without numbers and previous numbers there are no intervals: then the reason.
     """
     if columns is None:
         return {"why_not": "it needs numbered messages: name the columns of chain, number and previous number"}
@@ -429,7 +429,7 @@ FORMAT: Final = 1
 SHARES: Final = (0.99, 0.999, 0.9999)
 SHARES_MAX: Final = 16
 SHOWN: Final = (0.5, 0.9)
-"""Quantiles that are listed beside the shares that are asked for: the usual lags."""
+"""Quantiles that are always listed beside the requested shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -443,15 +443,15 @@ class WindowFor:
     leaked_share: float
     """Of all copies."""
     ids: int
-    """How many ids it has to remember at its peak, at most."""
+    """The most ids that it has to remember at its peak."""
     bytes: int
-    """At 16 bytes an id and 8 its time; what a store adds is not counted."""
+    """16 bytes per id and 8 for its time; without the overhead of a store."""
     watermark_ms: int
-    """The delay of a watermark that does the same."""
+    """The delay of a watermark that catches the same share."""
     watermark_ids: int
     watermark_bytes: int
     unsure: int = 0
-    """Of ids that are judged by a shared time: how many firsts come later than the window, which makes them UNSURE."""
+    """For ids judged by a shared time: how many firsts are later than the window, which makes them UNSURE."""
 
     @classmethod
     def of(
@@ -483,7 +483,7 @@ class Advice:
     order: str | None
     rows: int
     unusable: Mapping[str, int]
-    """Rows that say nothing, by why; see `UNUSABLE`."""
+    """Rows that cannot be used, by reason; see `UNUSABLE`."""
     from_ms: int
     to_ms: int
     ids: int
@@ -492,21 +492,21 @@ class Advice:
     late: Mapping[str, Any] | None
     """How late rows are; None: unknown without an order."""
     skewed: Mapping[str, int]
-    """Copies that bear a time before that of their first, which came sooner: clocks that do not agree."""
+    """Copies whose time is before that of their first, although they came later: clocks disagree."""
     windows: Sequence[WindowFor]
     slot_ms: int
     """How finely peaks were counted; 1: exactly."""
     engine: str | None
     """"ids": windows are those of that engine; with an order, by how far a copy is behind the newest time before it."""
     apart: int
-    """Of ids: copies that bear another time than their first, which a window by a shared time would not find."""
+    """For ids: copies whose time differs from their first's, which a window by a shared time would not find."""
     id_bytes: int
     intervals: Mapping[str, Any]
     seconds: float
 
     @property
     def recommended(self) -> WindowFor | None:
-        """The window for the largest share that was asked for; None: there are no copies, none is needed."""
+        """The window for the largest requested share; None: there are no copies, so none is needed."""
         return max(self.windows, key=lambda window: window.share, default=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -527,10 +527,10 @@ def advise_window(
     """Measure the lags of the copies in a table, and which windows would catch which share of them.
 
     ``key``: the columns of a message's id. None: chain and number of ``chains``, else all columns but time and order.
-    ``time``: the clock of the window. ``order``: what says which row came first, if the time does not, such as the
-    offset of rows with an event time; then also measures how late rows are. ``chains``: the columns of numbered
-    messages, to compare with interval memory. None: those of the usual names, if they are all there. ``engine``: "ids"
-    measures for `judge_ids`; with an ``order``, for its ``time``, which copies share with their first.
+    ``time``: the clock of the window. ``order``: the column that says which row came first if the time does not, such
+    as the offset of rows with an event time; with it, lateness is measured too. ``chains``: the columns of numbered
+    messages, to compare with interval memory. None: the usual names, if all are there. ``engine``: "ids" measures for
+    `judge_ids`; with an ``order``, for its ``time``, which copies share with their first.
     """
     started, say = monotonic(), say or (lambda step: None)
     wanted = sorted(set(shares))
@@ -549,7 +549,7 @@ def advise_window(
     usable = usable_rows(df, columns)
     say("measuring lags")
     rows, every = timed(df, columns), (*SHOWN, *wanted)
-    by_shared_time = engine == "ids" and order is not None
+    by_shared_time = engine == "ids" and order is not None and usable["rows"] > 0
     with stored(behind(rows) if by_shared_time else lags(rows)) as table:
         copies = Distribution.of(table, LAG)
         lag = copies.quantiles(every)
@@ -560,7 +560,7 @@ def advise_window(
                 lateness_of = distribution.quantiles(every)
                 late = distribution.to_dict(lateness_of)
         say("counting what must be remembered")
-        # A copy must come less than the delay after its first, and no row be late by as much.
+        # The delay must exceed the lag of every copy and the lateness of every row.
         delays = {share: 1 + max(lag[share].value, lateness_of[share].value) for share in wanted if lag}
         lengths = [*(lag[share].value for share in delays), *(2 * delay for delay in delays.values())]
         peak = peaks(table, lengths) if lengths else Peaks({}, 1)

@@ -9,6 +9,7 @@ import pytest
 from onefold.cli.mistakes import refuse_mistakes
 from onefold.errors import Misuse
 from onefold.spark import IdColumns
+from onefold.spark.peek import PEEK_ROWS
 from tests.lib.commands import here, process
 
 
@@ -127,6 +128,10 @@ def test_a_column_that_begins_further_down_is_no_mistake(folder):
     table = refuse_mistakes(str(folder / "long.jsonl"), "json", IdColumns(id=("shop.name",), order="ts"))
     assert table is not None
     assert table.complete
+    (folder / "just.jsonl").write_text(
+        '{"event_id": "a"}\n' * PEEK_ROWS + '{"shop": "x"}\n'
+    )  # only the last one has it
+    assert refuse_mistakes(str(folder / "just.jsonl"), "json", IdColumns(id=("shop",))) is not None
 
 
 def test_files_that_cannot_be_looked_at_are_left_to_spark(folder, monkeypatch):

@@ -1,8 +1,8 @@
-"""Rows as Parquet files that the tasks write themselves, for tables that consist of the files which a commit names.
+"""Rows as Parquet files that tasks write directly, for tables whose commits name their files.
 
-Each attempt at a task writes files of its own, under names that nobody else has, and tells of them when they are
-whole; of those that a dead task left nobody ever knows. So no rename is needed, and any store will do that pyarrow
-opens. The rows are counted as they pass into the files, by verdict and reason, and by the footers of the files.
+Each attempt at a task writes files under unique names and returns these when the files are complete; files of a dead
+task are never named. So no rename is needed, and any store that pyarrow opens will do. The rows are counted on their
+way into the files, by verdict and reason, and again by the footers of the files.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class DataFile:
     size: int
     rows: int
     verdict: str | None
-    """Of all of its rows; None: they were not split."""
+    """The verdict of all its rows; None: rows were not split by verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """How rows become files."""
+    """How rows are written to files."""
 
     files: Files
     folder: str
     schema: pa.Schema
-    """The columns of the files; others do not get there."""
+    """The columns of the files; other columns are dropped."""
     split: bool = False
     """Whether each file has the rows of one verdict."""
 
@@ -60,12 +60,15 @@ class Writing:
             passing = passing.withColumn(VERDICT, F.coalesce(VERDICT, F.lit("")))
         ordered = publish.sorted_in_files(passing, *([VERDICT] if self.split else []))
         outcome = self._written(ordered)
-        files = {row["name"]: DataFile(row["name"], row["size"], row["footer"], self._common(row)) for row in outcome}
+        files = {
+            row["name"]: DataFile(row["name"], row["size"], row["footer"], row["verdict"] if self.split else None)
+            for row in outcome
+        }
         counts: dict[Answer, int] = {}
         for row in outcome:
             answer = Answer(Verdict(row["verdict"]), row["reason"])
             counts[answer] = counts.get(answer, 0) + row["rows"]
-        Tally(sum(file.rows for file in files.values()), counts).check()  # what the footers say
+        Tally(sum(file.rows for file in files.values()), counts).check()  # against the footers
         return [*files.values()], Tally(received(counter), counts).check()
 
     def write_plain(self, rows: DataFrame) -> list[DataFile]:
@@ -74,15 +77,12 @@ class Writing:
         return [DataFile(row["name"], row["size"], row["footer"], None) for row in outcome]
 
     def _written(self, rows: DataFrame) -> list[Any]:
-        # By number, because mapInArrow trips over names such as a.b.
+        # Numbered, because mapInArrow fails on names such as a.b.
         numbered = rows.select(*(F.col(quoted(name)).alias(f"c{i}") for i, name in enumerate(rows.columns)))
         return numbered.mapInArrow(partial(self._write_task, rows.columns), _OUTCOME).collect()
 
-    def _common(self, row: Any) -> str | None:
-        return str(row["verdict"]) if self.split else None
-
     def _write_task(self, names: list[str], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write the rows of a task; runs there."""
+        """Write the rows of a task; runs in the task."""
         files, drafts = self.files(), dict[Any, _Draft]()
         for batch in batches:
             for verdict, part in self._parts(pa.Table.from_batches([batch]).rename_columns(names)):
@@ -102,7 +102,7 @@ class Writing:
 
 
 class _Draft:
-    """A file that is being written."""
+    """A file being written."""
 
     def __init__(self, files: fs.FileSystem, folder: str, schema: pa.Schema) -> None:
         self._name = f"{uuid4().hex}.parquet"
@@ -121,7 +121,7 @@ class _Draft:
             self._writer.write_batch(batch, row_group_size=GROUP_ROWS)
 
     def finished(self) -> pa.RecordBatch:
-        """Close it, and look at what lies there: a line for each answer."""
+        """Close the file and read its footer; return one line per answer."""
         self._writer.close()
         self._stream.close()
         with self._files.open_input_file(self._path) as file:
@@ -136,7 +136,7 @@ class _Draft:
 
 
 def remove_others(files: fs.FileSystem, folder: str, own: str) -> None:
-    """Remove what other attempts at a batch left; it is committed now, so nobody will ever name their files."""
+    """Remove the files of other attempts at a batch; it is committed now, so no commit will ever name them."""
     for info in files.get_file_info(fs.FileSelector(folder, allow_not_found=True)):
         if info.type == fs.FileType.Directory and info.base_name != own:
             files.delete_dir(info.path)

@@ -1,23 +1,23 @@
 """Batches as commits of a Delta table: Spark writes the files, one commit of the log makes them visible.
 
-    PATH/_delta_log/                                          the log; a file that it does not name does not exist
+    PATH/_delta_log/                                          the log; files that it does not name do not exist
     PATH/data/000000000012/<attempt>/verdict=FIRST/*.parquet  the files of a batch
-    PATH/_onefold/                                            what is being written, and what the rows are judged by; no
-                                                              reader and no VACUUM looks here
+    PATH/_onefold/                                            drafts, and what the rows are judged by; ignored by
+                                                              readers and VACUUM
     PATH_gaps/                                                the gaps, a table of their own
 
-No jar is needed: the log is written by the package ``deltalake``. Each commit carries a transaction identifier
-(application = the stream, version = the batch), so the table knows the last batch of a stream, and a second commit in
-between is refused. One that lost against another writer, such as a DELETE, is made again after another look.
+No jar is needed: the package ``deltalake`` writes the log. Each commit carries a transaction identifier (application =
+the stream, version = the batch), so the table knows the last batch of a stream, and a second commit of a batch is
+refused. A commit that conflicts with another writer, such as a DELETE, is retried after the table is read again.
 
-The books of the batch and of all batches so far are in the commit too, and once more in ``_onefold/books.json``: from a
-log that others go on writing, old commits are removed, ours among them.
+The books of the batch and of all batches so far are in the commit too, and once more in ``_onefold/books.json``: old
+commits, including ours, are removed from a log that others go on writing.
 
-With ``drop`` and ``mark`` the table is partitioned by verdict: who reads FIRST opens no file of the rest. With ``none``
-the rows are as they came.
+With ``drop`` and ``mark`` the table is partitioned by verdict: reading FIRST opens no other files. With ``none`` the
+rows are unchanged.
 
-The gaps are committed just before the rows, under the same batch id. A crash between the two shows the gaps of a batch
-that is not there yet; its replay finds them committed and adds the rows alone.
+The gaps are committed just before the rows, under the same batch id. After a crash between the two, the gaps of a batch
+are visible before its rows; its replay finds the gaps committed and adds only the rows.
 """
 
 import json
@@ -48,11 +48,11 @@ BOOKS = "onefold"
 DATA, OURS, ROWS, GAPS = "data", "_onefold", "rows", "gaps"
 STREAM, KEPT = "stream.json", "books.json"
 CONFLICTS_MAX = 20
-"""Times that a commit is made again because others committed; deltalake itself takes 15, if it sees no conflict."""
-# What the protocol allows in a name only with column mapping, which not every reader knows.
+"""How often a commit is retried because others committed; deltalake itself retries 15 times if nothing conflicts."""
+# The protocol allows these in a name only with column mapping, which not every reader supports.
 FORBIDDEN = " ,;{}()\n\t="
 PLAIN = (T.StringType, T.NumericType, T.BooleanType, T.BinaryType, T.DateType, T.TimestampType, T.TimestampNTZType)
-# Spark's default, INT96, counts nanoseconds: other readers fail on years before 1677 and after 2262.
+# Spark's default, INT96, makes other readers, which use nanoseconds, fail on years before 1677 and after 2262.
 TIMESTAMP_TYPE = ("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
 
 
@@ -84,14 +84,14 @@ class DeltaSink:
         return last
 
     def _begun(self) -> Container[str]:
-        """What an attempt at the first batch may have left: its own folder, signed with its word, and files."""
+        """The names that an attempt at the first batch may have left: our own folder, and data files."""
         ours = (self._place / OURS).names()
         if not all(name.startswith((WORD, STREAM, KEPT)) or DRAFT.fullmatch(name) for name in ours):
             return ()
         return (DATA, OURS) if WORD in ours else (OURS,)
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
-        """Stage the files, move them to where they stay, then commit the gaps, then the rows."""
+        """Stage the files, move them to their final folder, then commit the gaps, then the rows."""
         total = self.total()
         schema = self._visible(rows).schema
         self._rows.check_schema(schema)
@@ -116,7 +116,7 @@ class DeltaSink:
                 publish.sorted_in_files(split, VERDICT).write.partitionBy(VERDICT).parquet(str(attempt.draft / ROWS))
                 staged = _read(attempt.draft / ROWS, rows.drop(publish.ORDER))
             tally = publish.books(staged, received(counter)).check()
-            written = sum(map(_count, _files(attempt.draft / ROWS)))  # the footers of the very files that are committed
+            written = sum(map(_count, _files(attempt.draft / ROWS)))  # by the footers of the files to be committed
             tally = Tally(written, dict(tally)).check()
             if new_gaps is not None:
                 new_gaps.write.parquet(str(attempt.draft / GAPS))
@@ -144,14 +144,14 @@ class DeltaSink:
 
 
 class _Table:
-    """One Delta table: what its log says, and how a batch gets into it."""
+    """One Delta table: reads its log, and commits batches to it."""
 
     def __init__(self, home: Place, partition_by: list[str]) -> None:
         self._place = home
         self._partition_by = partition_by
 
     def last(self, stream: str, allowed: Container[str]) -> int | None:
-        """The last batch of this stream; `Misuse` if the table is another's, or is none and holds other names."""
+        """The last batch of this stream; `Misuse` if the table is another's, or other files lie where there is none."""
         table = self._open()
         if table is None and (names := [name for name in self._place.names() if name not in allowed]):
             raise stranger(self._place.shown, names[0])
@@ -176,7 +176,7 @@ class _Table:
             raise Misuse(f"{self._place.shown} is partitioned by {table.metadata().partition_columns}, not by verdict")
 
     def take(self, folder: Place, batch: int, token: str) -> None:
-        """Move the files to where they stay; nobody sees them yet."""
+        """Move the files to their final folder; no commit names them yet."""
         (self._place / DATA / f"{batch:012}").make()
         folder.publish_as(self._place / DATA / f"{batch:012}" / token)
 
@@ -209,16 +209,16 @@ class _Table:
                 break
         else:
             raise StaleWrite(f"{self._place.shown}: others committed {CONFLICTS_MAX} times in between", batch=batch)
-        for name in folder.names():  # left by attempts that came this far and no farther; now they never will
+        for name in folder.names():  # of attempts that got this far, and can never commit now
             if name != token and TOKEN.fullmatch(name):
                 (folder / name).remove()
 
     def books(self, kept: dict[str, Any]) -> dict[str, Any] | None:
-        """What the newest of our commits says, else what was ``kept`` of it; None if there is no table."""
+        """The books in the newest of our commits, else those ``kept`` beside the table; None: there is no table."""
         table = self._open()
         if table is None:
             return None
-        for limit in (1, 100, None):  # mostly the newest commit is ours; others are a user's OPTIMIZE or VACUUM
+        for limit in (1, 100, None):  # mostly the newest commit is ours; others are OPTIMIZE or VACUUM by users
             for commit in table.history(limit):
                 if BOOKS in commit:
                     return dict(commit[BOOKS])
@@ -245,12 +245,12 @@ def _read(folder: Place, like: DataFrame) -> DataFrame:
 
 
 def _schema(schema: T.StructType) -> Schema:
-    """Spark's schema as Delta's: the same JSON, with every value allowed to be null and no notes of Spark's own."""
+    """Spark's schema as Delta's: the same JSON, with everything nullable and without metadata."""
     return Schema.from_json(json.dumps(_plain(schema.jsonValue())))
 
 
 def _check_type(kind: T.DataType, name: str) -> None:
-    """Raise `Misuse` for a name or a type that Delta's protocol does not know, however deep it lies."""
+    """Raise `Misuse` for a name or a type that Delta's protocol does not allow, at any depth."""
     if isinstance(kind, T.StructType):
         for field in kind:
             if not field.name or set(field.name) & set(FORBIDDEN):

@@ -1,17 +1,17 @@
 """Batches as snapshots of an Iceberg table: tasks write the files, one commit of the catalogue makes them visible.
 
-    LOCATION/data/000000000012/<attempt>/*.parquet    the files of a batch; what no snapshot names does not exist
+    LOCATION/data/000000000012/<attempt>/*.parquet    the files of a batch; files that no snapshot names do not exist
     NAME, NAME_gaps                                   the table, and one of its own for the gaps
 
-No jar is needed: pyiceberg commits. Each snapshot says in its summary which batch of which stream it is
-(``onefold.stream``, ``onefold.batch``). The same commit writes the newest batch, the books of all batches and what the
-rows are judged by into the properties of the table, which stay when old snapshots expire.
+No jar is needed: pyiceberg commits. The summary of each snapshot names its stream and batch (``onefold.stream``,
+``onefold.batch``). The same commit writes the newest batch, the books of all batches and what the rows are judged by
+into the properties of the table, which remain when old snapshots expire.
 
-A commit holds only if the table is as it was when its last batch was looked at. One that lost against another writer,
-such as a compaction, is made again after another look; if that one brought our batch, it is refused.
+A commit succeeds only if the table has not changed since its last batch was read. A commit that conflicts with another
+writer, such as a compaction, is retried after the table is read again; if our batch is there by then, it is refused.
 
 With ``drop`` and ``mark`` the table is partitioned by verdict. The gaps are committed just before the rows, under the
-same number; after a crash between the two the replay adds the rows alone.
+same batch number; after a crash between the two the replay adds only the rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STREAM, BATCH, TOTAL, MEANING, ATTEMPT = (
     f"onefold.{name}" for name in ("stream", "batch", "total", "meaning", "attempt")
 )
 CONFLICTS_MAX: Final = 20
-"""Times that a commit is made again because others committed; pyiceberg itself takes 4."""
+"""How often a commit is retried because others committed; pyiceberg itself retries 4 times."""
 PARTITION_ID: Final = 1000
 """The first number of a partition field, by Iceberg's specification."""
 
@@ -100,7 +100,7 @@ class IcebergSink:
 
 
 class _Table:
-    """A table of ours: what its properties say, and how a batch gets into it."""
+    """One Iceberg table: reads its properties, and commits batches to it."""
 
     def __init__(self, name: IcebergName, *, split: bool) -> None:
         self._name = name
@@ -119,7 +119,7 @@ class _Table:
         return {} if table is None else table.properties
 
     def last(self, stream: str) -> int | None:
-        """The last batch of this stream; `Misuse` if the table is another's."""
+        """The last batch of this stream; `Misuse` if the table is not this stream's."""
         return self._last_in(self._open(), stream)
 
     def _last_in(self, table: Table | None, stream: str) -> int | None:
@@ -134,7 +134,7 @@ class _Table:
         return None if batch is None else int(batch)
 
     def writing(self, stream: str, schema: T.StructType, batch: int, token: str) -> Writing:
-        """How the files of an attempt are written; the table is there, empty, from now on."""
+        """How the files of an attempt are written; creates the table, empty, if it does not exist."""
         wanted = Schema.model_validate(iceberg_schema(schema))
         table = self._open()
         if table is None and self._catalog is not None:
@@ -160,14 +160,14 @@ class _Table:
     def commit(
         self, stream: str, batch: int, token: str, files: list[DataFile], more: Mapping[str, str]
     ) -> None:  # fmt: skip
-        """One snapshot with these files, with its number, in one step with the properties."""
+        """Commit one snapshot with these files and its batch number, atomically with the properties."""
         for _ in range(CONFLICTS_MAX):
             table = self._open()
             last = self._last_in(table, stream)
             if table is None or (last is not None and last >= batch):
                 raise StaleWrite(f"{self} got batch {last} from somebody else in between", batch=batch)
             before = table.properties.get(ATTEMPT)
-            # In our copy alone: made again by pyiceberg, a commit would not look at the last batch again.
+            # Set in our copy only: a retry by pyiceberg itself would not check the last batch again.
             table.metadata = table.metadata.model_copy(
                 update={"properties": {**table.properties, "commit.retry.num-retries": "0"}}
             )
@@ -202,5 +202,5 @@ def _files(io: Any, location: str) -> fs.FileSystem:
 
 
 def _path(io: Any, location: str) -> str:
-    """A location as its file system knows it."""
+    """The path of a location in its file system."""
     return PyArrowFileIO.parse_location(location, io.properties)[2]

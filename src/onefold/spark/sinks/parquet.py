@@ -1,18 +1,18 @@
 """Batches as folders of parquet files: a batch is staged as a whole, then one rename makes it visible.
 
-    PATH/stream.json                            whose output this is, its columns and meaning; before the first batch
+    PATH/stream.json                            the stream's id, columns and meaning; written before the first batch
     PATH/batches/000000000012/firsts/           and repeats/ unsure/ rejects/ (drop), or messages/ (mark, none)
                               gaps/             if gaps were given
                               tally.json        the books of the batch
-    PATH/progress.jsonl                         what `onefold run` tells of the batches; report.html: their report
-    PATH/_staging/                              what is being written, or was when a driver died
+    PATH/progress.jsonl                         the progress of `onefold run`, a line per batch; report.html: its page
+    PATH/_staging/                              the batch being written, or left by a driver that died
 
 ``PATH/batches/*/firsts`` is what the next step reads, with any reader of parquet. The last batch is the highest name:
-twelve digits sort as text like numbers. A rename in one step needs a file system that has one; in an object store one
-put of a commit publishes a batch, and ``tally.json`` in its folder says that all of it is in its place (see `commits`).
+twelve digits sort as text like numbers. This needs a file system with an atomic rename; in an object store one put of
+a commit publishes a batch, and ``tally.json`` in its folder marks it as carried out (see `commits`).
 
-Cost: one pass over the rows, one over what was written; with ``none`` what was written is written again without its
-two columns.
+Cost: one pass over the rows, one over the written rows; with ``none`` they are written once more, without verdict and
+reason.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ KNOWN = {STREAM, f"{STREAM}.new", LOCK, BATCHES, COMMITS, publish.STAGING, PROGR
 
 @dataclass(frozen=True, slots=True)
 class BatchDraft:
-    """A batch that is being written, or a version of a run that goes on: one rename makes it visible."""
+    """A batch being written, or a version of a run with a memory: one rename makes it visible."""
 
     attempt: Attempt
     batch: int
@@ -77,7 +77,7 @@ class BatchDraft:
         return self.place / name
 
     def publish(self, tally: Tally, documents: Mapping[str, Any] | None = None) -> None:
-        """Make it visible, with these documents beside its rows; the last of them are its books."""
+        """Make the batch visible, with these documents beside its rows, and last its books."""
         every = {**(documents or {}), publish.TALLY: {"batch": self.batch, **tally.to_dict()}}
         if not self.place.renames:
             folder = f"{BATCHES}/{self.batch:012}/"
@@ -113,7 +113,7 @@ class ParquetSink:
         return self._place.shown
 
     def last(self, stream: str) -> int | None:
-        """The highest name below ``batches``: found by a listing, then followed, for there may be many."""
+        """The highest batch: listed once, then followed one by one, because there may be many."""
         names = self._place.names()
         for name in names:
             if name not in KNOWN:
@@ -128,13 +128,13 @@ class ParquetSink:
         while self._last is not None and self._committed(self._last + 1).exists():
             self._last += 1
         if self._last is not None and not self._place.renames and not self._books(self._last).exists():
-            commit = Commit.read(self._committed(self._last))  # of a start that died when it had published it
+            commit = Commit.read(self._committed(self._last))  # of a start that died after its commit
             if commit is not None:
                 commit.carry_out(self._place)
         return self._last
 
     def _committed(self, batch: int) -> Place:
-        """What is there when a batch is published."""
+        """The folder or commit that exists once a batch is published."""
         return self.folder(batch) if self._place.renames else commit_of(self._place, batch)
 
     def _books(self, batch: int) -> Place:
@@ -153,7 +153,7 @@ class ParquetSink:
         return tally
 
     def draft(self, stream: str, batch: int, schema: StructType) -> BatchDraft:
-        """A batch that is to be written, with these columns; the place is this stream's from now on."""
+        """Begin to write a batch with these columns; from the first one on, the output belongs to this stream."""
         self._place.make()
         columns = {field.name: field.dataType.simpleString() for field in schema}
         before = self._check_owner(stream, columns) if (self._place / STREAM).exists() else None
@@ -169,7 +169,7 @@ class ParquetSink:
 
     def _tally(self, batch: int) -> Tally:
         books = self._books(batch)
-        if not self._place.renames and not books.exists():  # published, and on its way to its place
+        if not self._place.renames and not books.exists():  # committed, and not carried out yet
             commit = Commit.read(self._committed(batch))
             if commit is not None:
                 return Tally.from_dict(commit.documents[f"{BATCHES}/{batch:012}/{publish.TALLY}"])

@@ -1,29 +1,29 @@
-"""Batches in PostgreSQL tables: the executors copy, one transaction of the driver makes visible.
+"""Batches in PostgreSQL tables: executors copy into staging tables, one transaction of the driver publishes.
 
     TABLE                 the rows
     TABLE_gaps            the gaps
     TABLE_tally           batch, verdict, reason, count
-    TABLE_stream          one row: whose output this is, its last batch, what it is judged by, the staging in use
+    TABLE_stream          one row: the stream's id, its last batch, what it is judged by, the staging tables in use
 
-The rows go straight from the tasks to the database, as text that Spark itself makes of them. A batch is staged in two
-unlogged tables: the rows, each with the number of its part, and a list of the parts. A part is what one task copies, in
-one transaction; a task that is tried again, or twice at once, waits for the other attempt at its part and replaces it.
-Then rows, gaps, books and the id of the batch change in one transaction, with the row of TABLE_stream locked.
+The tasks copy the rows directly to the database, as text that Spark formats. A batch is staged in two unlogged tables:
+the rows, each with the number of its part, and a list of the parts. A part is what one task copies, in one transaction;
+a retried or speculative task waits for the other attempt at its part and replaces it. Then rows, gaps, books and the
+batch id change in one transaction, with the row of TABLE_stream locked.
 
 Each attempt at a batch has staging tables of its own, named in TABLE_stream: the next attempt drops them, and a task
-that still writes for an earlier one finds no table any more. Their columns are c0, c1, ...: no name can clash. A user's
-own empty TABLE of the same columns is taken as it is, with its indexes.
+that still writes for an earlier attempt fails because its table is gone. Their columns are c0, c1, ..., so no name can
+clash. A user's own empty TABLE with the same columns is used as it is, with its indexes.
 
     string: text    byte, short: smallint    int: integer    long: bigint      float: real    double: double precision
     boolean: boolean    decimal: numeric     date: date      binary: bytea     timestamp: timestamp with time zone
     timestamp_ntz: timestamp without time zone    array, map, struct, variant: jsonb    anything else: text
 
-PostgreSQL's text cannot hold NUL, and neither it nor jsonb holds bytes that are no UTF-8. Both become U+FFFD, as in
-HTML and CommonMark: an error would let one hostile message stop the stream for ever. A time outside PostgreSQL's range
-(4713 BC to 294276 AD) is an error.
+PostgreSQL's text cannot hold NUL, and neither text nor jsonb holds bytes that are not UTF-8. Both become U+FFFD, as in
+HTML and CommonMark: with an error, one hostile message could stop the stream for ever. A time outside PostgreSQL's
+range (4713 BC to 294276 AD) is an error.
 
-With ``drop`` and ``mark`` the table has ``verdict`` and ``reason``; who wants what counts reads ``where verdict =
-'FIRST'``. With ``none`` the rows are as they came, and the books are in TABLE_tally all the same.
+With ``drop`` and ``mark`` the table has ``verdict`` and ``reason``; ``where verdict = 'FIRST'`` selects the rows that
+count. With ``none`` the rows are unchanged; the books are in TABLE_tally in any case.
 """
 
 import io
@@ -60,7 +60,7 @@ Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
 ROWS, GAPS, TALLY, STREAM = "", "_gaps", "_tally", "_stream"
 
 CONNECT_SECONDS_MAX = 30
-# A task whose machine died without a word holds its lock until TCP notices.
+# A task whose machine died silently holds its lock until TCP notices.
 LOCK_SECONDS_MAX = 300
 
 NO_TEXT = "\ufffd"
@@ -79,7 +79,7 @@ TYPES: dict[type[T.DataType], LiteralString] = {
     T.DateType: "date",
     T.BinaryType: "bytea",
 }
-# The era is written out because the year before 1 AD is 1 BC; the offset, because a session may have any zone.
+# With the era, because the year before 1 AD is 1 BC; with the offset, because a session may have any time zone.
 FORMATS: dict[type[T.DataType], str] = {
     T.TimestampType: "yyyy-MM-dd HH:mm:ss.SSSSSSxxxxx G",
     T.TimestampNTZType: "yyyy-MM-dd HH:mm:ss.SSSSSS G",
@@ -98,21 +98,21 @@ class TableColumn:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The tables that one attempt stages one kind of rows in."""
+    """The staging tables of one attempt for one kind of rows."""
 
     name: str
     columns: tuple[TableColumn, ...]
 
     @property
     def tables(self) -> tuple[str, str]:
-        """The rows, and the parts that they came in."""
+        """The table of the rows, and that of the parts."""
         return self.name, f"{self.name}_parts"
 
 
 class PostgresSink:
     """A table, and beside it its gaps, its books and the id of its last batch.
 
-    Each call has a connection of its own: this can be sent to executors.
+    Each call opens a connection of its own, so the sink can be pickled into tasks.
     """
 
     def __init__(self, url: str, strategy: Strategy, meaning: Meaning | None = None) -> None:
@@ -152,7 +152,7 @@ class PostgresSink:
         return _tally(sum(count for _, _, count in lines), lines)
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
-        """Let the executors copy everything into staging, then move it in one transaction."""
+        """Let the executors copy everything into staging tables, then publish it in one transaction."""
         return self._commit(stream, batch, self._stage(stream, rows.drop(ORDER), gaps))
 
     def _stage(self, stream: str, rows: DataFrame, gaps: DataFrame | None) -> dict[str, Staging]:
@@ -172,7 +172,7 @@ class PostgresSink:
         return staging
 
     def _begin(self, stream: str, staging: Mapping[str, Staging]) -> None:
-        """Lock the row of the stream, made if it is not there; drop the staging of an earlier attempt, make our own."""
+        """Lock the stream's row, inserted if missing; drop the staging tables of an earlier attempt, create our own."""
         with self._connect() as connection:
             columns = SQL(
                 "one boolean primary key default true check (one), stream text not null, batch bigint,"
@@ -220,19 +220,19 @@ class PostgresSink:
                 )
 
     def _copy(self, staging: Staging, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Copy the rows of a task, which are a part; runs there."""
+        """Copy the rows of a task, which are a part; runs in the task."""
         context = TaskContext.get()
         part = context.partitionId() if context else 0
         count = self._copy_part(staging, part, ((batch.num_rows, _csv(batch, part)) for batch in batches))
         yield pa.record_batch({"sent": pa.array([count], pa.int64())})
 
     def _copy_part(self, staging: Staging, part: int, chunks: Iterable[tuple[int, bytes]]) -> int:
-        """Copy one part in place of an earlier attempt at it; ``chunks``: how many rows, as CSV, the part first."""
+        """Copy one part, replacing an earlier attempt at it; ``chunks``: (number of rows, CSV with the part first)."""
         rows, parts = map(Identifier, staging.tables)
         count = 0
         with self._connect() as connection:
             query = SQL("insert into {} (part, count) values (%s, 0) on conflict do nothing").format(parts)
-            new = connection.execute(query, [part]).rowcount  # waits for an attempt that is at it
+            new = connection.execute(query, [part]).rowcount  # waits for a concurrent attempt at this part
             connection.execute(SQL("select 1 from {} where part = %s for update").format(parts), [part])
             if not new:
                 connection.execute(SQL("delete from {} where part = %s").format(rows), [part])
@@ -249,13 +249,13 @@ class PostgresSink:
             row = connection.execute(query).fetchone()
             if row != (stream, batch - 1 if batch else None, _names(staging)):
                 raise StaleWrite(f"somebody else wrote to {self.address} in between: {row}", batch=batch)
-            for name in _names(staging):  # a late attempt at a task is waited for; the next one finds no table
+            for name in _names(staging):  # waits for late attempts at tasks; later ones find no table
                 connection.execute(SQL("lock table {} in access exclusive mode").format(Identifier(name)))
             rows, parts = map(Identifier, staging[ROWS].tables)
             names = [column.name for column in staging[ROWS].columns]
             verdict, reason = (Identifier(f"c{names.index(name)}") for name in (VERDICT, REASON))
             query = SQL("select coalesce(sum(count), 0)::bigint from {}").format(parts)
-            copied = connection.execute(query).fetchone()  # by the tasks, as they say
+            copied = connection.execute(query).fetchone()  # as counted by the tasks
             query = SQL("select {}, {}, count(*) from {} group by 1, 2").format(verdict, reason, rows)
             tally = _tally(copied[0] if copied else 0, connection.execute(query).fetchall()).check()
             for kind, table in staging.items():
@@ -286,7 +286,7 @@ class PostgresSink:
 
     @contextmanager
     def _connect(self) -> Iterator[Connection]:
-        """A transaction: committed at the end, undone by any error. All names are looked for in one schema only."""
+        """A transaction: committed at the end, rolled back by any error. Names are resolved in one schema only."""
         try:
             options: dict[str, Any] = {"connect_timeout": CONNECT_SECONDS_MAX, "client_encoding": "utf8"}
             with psycopg.connect(self.address.conninfo, **options) as connection:
@@ -327,7 +327,7 @@ def _line(error: Exception) -> str:
 
 
 def _csv(batch: pa.RecordBatch, part: int) -> bytes:
-    """The rows with their part before them; null is nothing, the empty text is ``""``, and so COPY reads them."""
+    """The rows as CSV for COPY, with their part first; null is an empty field, the empty text is ``""``."""
     parts = pa.repeat(pa.scalar(part, pa.int32()), batch.num_rows)
     table = pa.Table.from_arrays([parts, *batch.columns], names=["part", *batch.schema.names])
     buffer = io.BytesIO()
@@ -342,7 +342,7 @@ def _text(field: T.StructField) -> Column:
     if kind is T.BinaryType:
         return F.concat(F.lit("\\x"), F.hex(column))
     if issubclass(kind, NESTED):
-        # An escaped NUL, but not an escaped backslash with u0000 after it.
+        # Match an escaped NUL, but not an escaped backslash followed by u0000.
         json = F.to_json(column, {"ignoreNullFields": "false"})
         return valid_utf8(F.regexp_replace(json, r"(?<!\\)((?:\\\\)*)\\u0000", f"$1{NO_TEXT}"))
     return valid_utf8(F.replace(column.cast("string"), F.lit("\0"), F.lit(NO_TEXT)))

@@ -1,28 +1,28 @@
-"""What a sink promises, and the order of batches.
+"""The contract of sinks, and the order of batches.
 
-Structured Streaming delivers a micro-batch at least once: after a crash the last one comes again, with the same id and
-the same rows. A sink makes exactly once of it by two rules.
+Structured Streaming delivers a micro-batch at least once: after a crash it retries the last one, with the same id and
+the same rows. A sink makes this exactly once by two rules.
 
-- *One step.* A batch's rows, gaps and tally become visible together with the batch's id, in one atomic step: a rename
-  (parquet), a commit of the log (Delta) or of the catalogue (Iceberg), a transaction (PostgreSQL). So the place itself
+- *Atomic.* A batch's rows, gaps and tally become visible together with the batch's id, in one atomic step: a rename
+  (parquet), a commit of the log (Delta) or of the catalogue (Iceberg), a transaction (PostgreSQL). So the output itself
   knows its last batch.
-- *The order.* The ids of a checkpoint are 0, 1, 2, ... without holes. The next id is written, the last one is a replay
-  and is skipped unread, and every other one is refused: it means that the checkpoint and the place do not belong
-  together, and going on would count messages twice or lose them.
+- *In order.* The ids of a checkpoint are 0, 1, 2, ... without holes. The next id is written, the last one is a replay
+  and is skipped unread, and every other id is refused: then checkpoint and output do not belong together, and
+  continuing would count messages twice or lose them.
 
-A checkpoint that was deleted starts again at 0 under a new id of the stream; the place remembers the old one.
+If the checkpoint is deleted, ids start again at 0 under a new stream id; the output still has the old stream id.
 
-Sinks that write files have a fence (`Attempt`): a driver that was believed dead may wake up while its successor writes
-the batch again.
+Sinks that write files have a fence (`Attempt`), because a driver that was believed dead may wake up while its successor
+writes the batch again:
 
 - each attempt has a folder of its own, ``draft``, that no task of another attempt writes to;
-- it puts its token into ``attempt.json`` before it clears away what the earlier ones left, and looks again right before
-  the rename that takes its draft away: a token that is not its own any more means that its files may be gone;
-- what is cleared away is renamed first, then removed: a draft is taken away by its owner or by its successor, whole;
-- what is renamed to a name that exists is refused, so a batch comes from one attempt, never from two.
+- it writes its token into ``attempt.json`` before it removes the drafts of earlier attempts, and checks the token again
+  right before it renames its draft: another token means that its files may be gone;
+- a draft is renamed before it is removed, so either its owner or its successor gets all of it;
+- a rename to an existing name is refused, so a batch comes from one attempt only.
 
-The rows are counted as they pass to the files: where driver and executors each have a disk of their own under one
-name, files are missing afterwards, and the books do not balance.
+Rows are counted on their way to the files: if driver and executors have different disks under one path, files are
+missing afterwards, and the books do not balance.
 """
 
 import re
@@ -43,27 +43,27 @@ from onefold.tally import Tally
 
 Format: TypeAlias = Literal["parquet", "delta", "iceberg", "postgres"]
 FOLDERS: Final = ("parquet", "delta")
-"""The formats whose path is a folder; of others it is the address of a table."""
+"""The formats whose path is a folder; for the others it is the address of a table."""
 
 _PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg", "postgres": "psycopg"}
 
 
 class Sink(Protocol):
-    """A place for batches; ``str()`` of it names the place, without any password."""
+    """An output for batches; ``str()`` of it is its address, without any password."""
 
     def last(self, stream: str) -> int | None:
-        """The last batch that this stream committed; None if the place is empty.
+        """The last batch that this stream committed; None if the output is empty.
 
-        `Misuse` if the place holds the output of another stream or of another meaning, or something that is not ours.
+        `Misuse` if it holds the output of another stream, or with another meaning, or something that is not ours.
         """
 
     def write(self, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally:
-        """Write a batch and make it visible in one step; what an earlier attempt left half-done is replaced.
+        """Write a batch and make it visible atomically; remains of an earlier attempt are replaced.
 
         ``rows`` has the columns of the source, ``verdict`` and ``reason``, and is evaluated once; so is ``gaps``, which
-        must not hang on ``rows``. With a column ``publish.ORDER`` the rows of a key, which are in one task, come to lie
-        in one file, sorted by it (in files; a table has no order). The tally counts what was written. An empty batch is
-        committed too.
+        must not depend on ``rows``. With a column ``publish.ORDER``, the rows of a key, which are in one task, are
+        written to one file, sorted by it (in files; a table has no order). The tally counts the written rows. An empty
+        batch is committed too.
         """
 
     def total(self) -> Tally:
@@ -71,10 +71,10 @@ class Sink(Protocol):
 
 
 def publish(sink: Sink, stream: str, batch: int, rows: DataFrame, gaps: DataFrame | None) -> Tally | None:
-    """Write the batch if it is the next one; None, with nothing evaluated, if it is the last one again.
+    """Write the batch if it is the next one; if it is the last one again, evaluate nothing and return None.
 
-    The trap: Spark fails a stateful stream of one's own whose batch was not evaluated
-    (STATE_STORE_COMMIT_VALIDATION_FAILED). Who gets None there must let the rows pass:
+    The trap: Spark fails a query with state of its own if a batch is not evaluated
+    (STATE_STORE_COMMIT_VALIDATION_FAILED). On None, such a caller must evaluate the rows:
     ``rows.write.format("noop").mode("overwrite").save()``.
     """
     last = sink.last(stream)
@@ -104,16 +104,15 @@ def open_sink(
     spark: SparkSession, path: str, *, format: Format, strategy: Strategy, meaning: Meaning | None = None,
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> Sink:  # fmt: skip
-    """The sink of this format at this place; nothing is written yet.
+    """The sink of this format at this path; nothing is written yet.
 
-    ``meaning``: what the rows are judged by (see `meaning`): it is kept with the first batch, and a place that was
-    begun with another one is refused. None: that is not looked at. ``options``: of the store of a Delta table, or of
-    the catalogue of an Iceberg table and its store.
+    ``meaning``: what the rows are judged by (see `meaning`); it is kept with the first batch, and an output that was
+    begun with another meaning is refused. None: not checked. ``options``: of an Iceberg table's catalogue and store.
     """
     package = _PACKAGES.get(format)
     if package is not None and find_spec(package) is None:
         raise Misuse(f"the {format} sink needs the package {package}: pip install 'onefold[{format}]'", format=format)
-    # Imported when asked for: who writes parquet needs neither deltalake nor psycopg.
+    # Imported here because parquet needs neither deltalake nor psycopg.
     if format == "parquet":
         from onefold.spark.sinks.parquet import ParquetSink
 
@@ -134,7 +133,7 @@ def open_sink(
 
 
 def another(sink: object) -> Misuse:
-    """The refusal of a place that another stream writes to."""
+    """The error for an output that another stream writes to."""
     return Misuse(
         f"{sink} was written by another checkpoint or memory than this one's: its versions start again at 0 and would"
         " be counted twice; use the one it was begun with, or an empty place",
@@ -143,12 +142,12 @@ def another(sink: object) -> Misuse:
 
 
 def stranger(sink: object, name: str) -> Misuse:
-    """The refusal of a place that holds something that no sink of ours put there."""
+    """The error for an output that holds something no sink of ours wrote."""
     return Misuse(f"{sink} is not a stream's output: it holds {name!r}; choose another place", place=str(sink))
 
 
 def other_columns(sink: object, there: Mapping[str, str], here: Mapping[str, str]) -> Misuse:
-    """The refusal of a batch whose columns are not those of the batches before it."""
+    """The error for a batch whose columns differ from those of the batches before it."""
     wrong = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     what = "their order differs"
     if wrong:
@@ -158,9 +157,9 @@ def other_columns(sink: object, there: Mapping[str, str], here: Mapping[str, str
 
 WORD = "attempt.json"
 TOKEN: Final = re.compile("[0-9a-f]{12}")
-"""What an attempt calls itself."""
+"""The id of an attempt."""
 DRAFT: Final = re.compile(rf"(\d{{12}}|trash)-{TOKEN.pattern}")
-"""What only an attempt calls a folder: nothing else is ever cleared away."""
+"""The names of an attempt's folders: nothing else is ever removed."""
 
 
 class Attempt:
@@ -175,7 +174,7 @@ class Attempt:
         for name in home.names():
             if not DRAFT.fullmatch(name):
                 continue
-            if not home.renames:  # what another attempt at this batch wrote may yet be committed, until one is
+            if not home.renames:  # until one attempt at this batch is committed, any of them may be
                 if name < f"{batch:012}":
                     (home / name).remove()
             else:
@@ -195,7 +194,7 @@ class Attempt:
 
 
 def counted(rows: DataFrame) -> tuple[DataFrame, Observation]:
-    """The same rows, and who counts them while they are written; ask `received` after that, not before."""
+    """The same rows, and an observation that counts them; call `received` on it after they are written."""
     counter = Observation()
     return rows.observe(counter, F.count(F.lit(1)).alias("rows")), counter
 
