@@ -221,7 +221,7 @@ def test_a_circle_that_somebody_else_closes_is_undone_and_the_call_made_again(po
     ledger.close()
 
 
-ARRAYS = {
+ARRAYS: dict[str, list[list[Any]]] = {
     "text[]": [["a", None, "ü"], [], [None, None], ["", "{}", '"']],
     "bytea[]": [[b"\0x", b"", None], []],
     "bigint[]": [[1, -5, None, 2**63 - 1, -(2**63)], []],
