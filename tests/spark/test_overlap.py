@@ -15,7 +15,7 @@ from onefold.errors import Misuse, StaleWrite
 from onefold.spark import signature
 from onefold.spark.files import Place
 from onefold.spark.objects import LOCK
-from onefold.spark.signature import overlaps, refuse_inside
+from onefold.spark.overlap import overlaps, refuse_inside
 
 
 @pytest.fixture

@@ -38,8 +38,8 @@ def audit(
     from onefold.spark.ingest import KAFKA, open_source
     from onefold.spark.kafka import ranges_read
     from onefold.spark.lakes import PACKAGES, open_snapshot
+    from onefold.spark.overlap import refuse_overlap
     from onefold.spark.publish import MANIFEST
-    from onefold.spark.signature import refuse_overlap
     from onefold.spark.sinks import open_sink
     from onefold.spark.sinks.parquet import BATCHES
 
@@ -89,7 +89,7 @@ def audit(
 def _what(run: str, out: str | None) -> tuple[Settings, str]:
     """The settings of the run, and where it published; `Misuse` if that cannot be audited."""
     from onefold.cli.pipeline import refuse_pipeline
-    from onefold.spark.signature import refuse_overlap
+    from onefold.spark.overlap import refuse_overlap
 
     refuse_path(run)
     settings = load(Path(run), os.environ) if run.endswith(".toml") else _settings(run)

@@ -15,7 +15,6 @@ from onefold.cli.options import Format, ReaderOption, ServerToken, names_of, rea
 from onefold.cli.output import AsJson, people, progress, tell
 from onefold.errors import BadInput, Misuse
 from onefold.report import agreement
-from onefold.report.text import many
 
 if TYPE_CHECKING:
     from onefold.spark.diff_files import DiffTable
@@ -70,16 +69,6 @@ def diff_peer(
     return document
 
 
-def peer_line(document: dict[str, Any]) -> Text:
-    moved = f"{document['bytes_up']:,} bytes up, {document['bytes_down']:,} down"
-    cost = f"{many(document['rounds'], 'round trip')}, {moved}"
-    if document["equal"]:
-        return Text(f"equal: {many(document['rows'], 'row')}; {cost}", style="bold green")
-    parts = f"{document['only_here']:,} only here, {document['only_there']:,} only there"
-    both = f"{document['rows']:,} and {document['rows_peer']:,} rows"
-    return Text(f"they differ: {parts}; {both}, {cost}", style="bold red")
-
-
 def diff(
     a: Annotated[str, Argument(help="A file or folder that Spark can read.")],
     b: Annotated[str, Argument(help="Another one, or a peer: ws://HOST:PORT.")],
@@ -110,8 +99,8 @@ def diff(
     the columns of --key and --columns, by default from all.
     """
     from onefold.reconcile.client import dial, is_server
+    from onefold.spark.overlap import refuse_overlap
     from onefold.spark.session import session
-    from onefold.spark.signature import refuse_overlap
 
     if is_server(a):
         raise Misuse("the peer is given second: onefold diff TABLE ws://HOST:PORT")
@@ -123,7 +112,7 @@ def diff(
             table_at(a, format_a, option_a), dial(b, read_token(token_file)), of_id,  # checks the address before Spark
             time=time, index_folder=index, out=out, samples=samples, master=master,
         )  # fmt: skip
-        _show(document, peer_line(document), json)
+        _show(document, agreement.peer_line(document), json)
         return
     refuse({"--time": time, "--index": index, "--token-file": token_file}, "is for a peer, and B is none")
     tables = (table_at(a, format_a, option_a), table_at(b, format_b, option_b))

@@ -123,7 +123,7 @@ def execute(settings: Settings, version: int | None = None) -> dict[str, Any]:
     from onefold.cli.pipeline import columns_in_toml, figures_of, memory_of, opened
     from onefold.spark import run as jobs
     from onefold.spark.files import Place
-    from onefold.spark.signature import refuse_overlap
+    from onefold.spark.overlap import refuse_overlap
     from onefold.spark.versions import NothingNew
 
     writes = [("publish.path", settings.publish.path)] if settings.publish.is_folder else []

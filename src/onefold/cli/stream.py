@@ -102,7 +102,7 @@ def checkpoint_of(settings: Settings) -> str:
 
 def _run(settings: Settings, stop: threading.Event, tell: Callable[[Progress], Any]) -> Progress:
     from onefold.cli.pipeline import opened
-    from onefold.spark.signature import refuse_overlap
+    from onefold.spark.overlap import refuse_overlap
     from onefold.spark.stream import Streaming, run_stream
 
     judge, publish = settings.judge, settings.publish

@@ -51,7 +51,7 @@ from onefold.verdict import Answer, Verdict
 
 log: Final = logging.getLogger("onefold.gateway")
 
-SERVER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+GATEWAY_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class GatewaySettings:
     limits: GatewayLimits = field(default_factory=GatewayLimits)
 
     def __post_init__(self) -> None:
-        if not SERVER_NAME.fullmatch(self.name):
+        if not GATEWAY_NAME.fullmatch(self.name):
             raise Misuse(f"name is {self.name!r}, must be 1 to 100 of A-Z a-z 0-9 . _ -, the first a letter or digit",
                          name=self.name)  # fmt: skip
 

@@ -140,3 +140,13 @@ def files_read(manifest: Mapping[str, Any]) -> Iterator[Text]:
     more = sum(max(0, len(manifest[name]) - FILES_SHOWN_MAX) for name in ("set_aside", "changed"))
     if more:
         yield Text(f"  and {more:,} more files", style="dim")
+
+
+def peer_line(document: dict[str, Any]) -> Text:
+    moved = f"{document['bytes_up']:,} bytes up, {document['bytes_down']:,} down"
+    cost = f"{many(document['rounds'], 'round trip')}, {moved}"
+    if document["equal"]:
+        return Text(f"equal: {many(document['rows'], 'row')}; {cost}", style="bold green")
+    parts = f"{document['only_here']:,} only here, {document['only_there']:,} only there"
+    both = f"{document['rows']:,} and {document['rows_peer']:,} rows"
+    return Text(f"they differ: {parts}; {both}, {cost}", style="bold red")

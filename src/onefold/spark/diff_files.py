@@ -19,7 +19,8 @@ from onefold.spark.differences import diff, sampled, spoken
 from onefold.spark.engine import AnyShape
 from onefold.spark.files import Place, located
 from onefold.spark.ingest import read
-from onefold.spark.signature import Signed, refuse_overlap, signed
+from onefold.spark.overlap import refuse_overlap
+from onefold.spark.signature import Signed, signed
 
 HAVE, NEED, DIFFERING, DOUBLED, SUMMARY, REPORT = "have", "need", "differing", "doubled", "diff.json", "report.html"
 FILES: Final = (SUMMARY, f"{SUMMARY}.new", REPORT, f"{REPORT}.new")

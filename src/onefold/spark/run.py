@@ -39,8 +39,9 @@ from onefold.spark.host import VERDICT, MemoryOptions
 from onefold.spark.ingest import AT, OpenSource, SourceSpec, listed, open_source
 from onefold.spark.memory import MemoryFolder
 from onefold.spark.notes import Notes
+from onefold.spark.overlap import refuse_inside, refuse_overlap
 from onefold.spark.session import has_executors, in_own_pool, is_connect
-from onefold.spark.signature import locked, refuse_inside, refuse_overlap
+from onefold.spark.signature import locked
 from onefold.spark.sinks import FOLDERS, Format, Sink, open_sink
 from onefold.spark.sinks.parquet import ParquetSink
 from onefold.spark.versions import Version, VersionLog

@@ -45,9 +45,10 @@ from onefold.spark.ingest import OpenedStream, SourceSpec, open_stream
 from onefold.spark.meaning import refuse_other
 from onefold.spark.memory import MARK as MEMORY_MARK
 from onefold.spark.memory import MemoryFolder
+from onefold.spark.overlap import refuse_inside, refuse_overlap
 from onefold.spark.publish import Strategy
 from onefold.spark.session import cores, has_executors, is_connect, require_libraries
-from onefold.spark.signature import FORMAT, MARK, OURS, Lock, locked, refuse_inside, refuse_overlap, signature
+from onefold.spark.signature import FORMAT, MARK, OURS, Lock, locked, signature
 from onefold.spark.sinks import FOLDERS, Format, Sink, open_sink, publish
 from onefold.tally import BooksDoNotBalance, Tally
 

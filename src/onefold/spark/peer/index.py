@@ -48,10 +48,10 @@ from onefold.reconcile.items import Columns, Flags, Ints, Limbs, Rows, Stamps
 from onefold.spark.dialect import to_arrow
 from onefold.spark.diff_files import DiffTable, read_table
 from onefold.spark.files import Place, first_line
+from onefold.spark.overlap import refuse_inside
 from onefold.spark.peer import naming
 from onefold.spark.peer.naming import TIME, WORDS, IndexLayout, Naming, words
 from onefold.spark.session import file_status
-from onefold.spark.signature import refuse_inside
 
 Files: TypeAlias = dict[str, tuple[int, int]]
 """Paths, each with its size and modification time: if both are unchanged, so are the rows."""
