@@ -272,4 +272,4 @@ def test_copies_with_another_time_are_named_and_a_shared_time_alone_is_not_enoug
     rows = spark.createDataFrame([("a", 5, 1), ("a", 6, 2), ("b", 7, 3), ("b", 7, 4)], "id string, ts long, at long")
     assert advise_window(rows, key=["id"], time="ts", order="at", engine="ids").apart == 1
     alone = advise_window(rows.where("id = 'b'"), key=["id"], time="ts", engine="ids").to_dict()
-    assert "name the column of when a row came in, --order COLUMN" in recommendation(alone)
+    assert "name the column with when a row came in, --order COLUMN" in recommendation(alone)

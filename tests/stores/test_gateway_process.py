@@ -169,14 +169,14 @@ def run(*words, folder):
         (
             ["--coordinator", "sqlite:///x.db"],
             2,
-            "--coordinator needs a --name: of two servers with one name each takes",
+            "--coordinator needs a --name: two servers of one name would take each other",
         ),
         (["--udp", "0", "--udp-host", "192.0.2.1"], 2, "UDP has no token"),
         (["--udp-host", "127.0.0.1"], 2, "--udp-host is 127.0.0.1, but without --udp it has no effect"),
         (["--udp-allow", "10.0.0.0/8"], 2, "without --udp it has no effect"),
         (["--when-down", "unsure"], 2, "without --coordinator it has no effect"),
         (["--sub-band", "3"], 2, "without --region US915 it has no effect"),
-        (["--devices", "no.toml"], 3, "no.toml: No such file or directory"),
+        (["--devices", "no.toml"], 2, "file 'no.toml' does not exist"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path, devices, words, code, told, capsys):
