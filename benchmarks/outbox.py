@@ -21,6 +21,7 @@ Then the space: 1,000,000 messages through `transactional` and through the inbox
 """
 
 import argparse
+import gc
 import json
 import sqlite3
 import sys
@@ -288,6 +289,8 @@ def whole(
             for name, way in ways.items():
                 if name in PEERS and batch != 10:
                     continue
+                gc.collect()
+                gc.freeze()  # for every way, as `onefold consume` does
                 seconds = way(places(), messages, batch)
                 best[name, batch] = max(best.get((name, batch), 0.0), messages / seconds)
     print(f"\n## {title}, with its queue: messages leased, processed, sent on, acknowledged; messages/s, inbox = 1\n")

@@ -1,5 +1,6 @@
 """``onefold consume``: run the handlers of an endpoint."""
 
+import gc
 import logging
 import sys
 import threading
@@ -84,6 +85,7 @@ def consume(
 
 def _run(consumers: list[Consumer], stop: threading.Event, end: str) -> list[Tally]:
     """Run all in threads until each has ended; when one fails, stop the others."""
+    gc.freeze()  # all code stays as long as this process: the messages of each batch would have it searched anew
 
     def run(consumer: Consumer) -> Tally:
         name, queues = consumer.app.name, ", ".join(consumer.app.handlers)

@@ -264,7 +264,8 @@ def _call_handlers(batch: Batch, group: list[Job], late_s: float | None) -> bool
                 return True
             if not batch.enter(job):
                 continue
-            step, some = cast("plans.Handle | plans.Call", job.pending), True
+            step: Any = job.pending
+            some = True
             assert job.call is not None, "it has nothing to handle"
             try:
                 answer = job.call(job.works[step.number], step)

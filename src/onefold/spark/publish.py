@@ -1,10 +1,10 @@
 """Publishing a run: everything becomes visible together, or the run does not count.
 
 The judged rows are written once, into ``_staging``, split by their target folder, and counted for the books in the same
-pass. Then the folders are moved into place, and what is made from the rows, such as the missing ranges, follows.
-``run.json`` is written last; a run without it is not complete, and the next run replaces it. Only what the folder's
-signature names is removed (see `signature`), and the folder is locked by one run. In an object store, which cannot
-rename folders, one put of a commit publishes (see `commits`), and until then the previous run stays as it is.
+pass. The missing ranges are computed from the staged rows. Then the folders are moved into place, and ``run.json`` is
+written last; a run without it is not complete, and the next run replaces it. Only what the folder's signature names is
+removed (see `signature`), and the folder is locked by one run. In an object store, which cannot rename folders, one put
+of a commit publishes (see `commits`), and until then the previous run stays as it is.
 
 The strategy decides what happens to rows that are not FIRST:
 
@@ -15,7 +15,7 @@ The strategy decides what happens to rows that are not FIRST:
 An engine may publish more folders, made from the judged rows: ``uplinks/`` merges the receptions of each radio frame.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -69,8 +69,7 @@ class Output(Protocol):
         """The final place, for people."""
 
     def commit(self, parts: Mapping[str, Place]) -> None:
-        """Move staged parts to their place: the rows first, and later what is made from them. They do not count until
-        `finish`."""
+        """Move the staged parts to their place. They do not count until `finish`."""
 
     def keep(self, name: str) -> Place:
         """A folder that is kept although the run fails."""
@@ -85,8 +84,6 @@ class RunFolder:
 
     signed: Signed
     staging: Place
-    parts: dict[str, Place] = field(default_factory=dict)
-    """What was committed, and where it was staged."""
 
     @property
     def place(self) -> Place:
@@ -99,8 +96,7 @@ class RunFolder:
     def commit(self, parts: Mapping[str, Place]) -> None:
         for name in (RUN, REPORT):
             self.signed.remove(name)
-        self.signed.replace(parts, [] if self.parts else _REPLACED)
-        self.parts.update(parts)
+        self.signed.replace(parts, _REPLACED)
 
     def keep(self, name: str) -> Place:
         self.signed.own({name: None})
@@ -121,6 +117,8 @@ _REPLACED = [*FOLDERS.values(), *EXTRAS, MESSAGES, GAPS, AUDIT]
 class StoredRun(RunFolder):
     """The folder of a run in an object store."""
 
+    parts: dict[str, Place] = field(default_factory=dict)
+
     @property
     def place(self) -> Place:
         return self.staging
@@ -131,7 +129,7 @@ class StoredRun(RunFolder):
 
     def commit(self, parts: Mapping[str, Place]) -> None:
         self.parts.update(parts)
-        Commit.of(self.staging, self.parts, "", {}).put(self.staging / COMMIT)  # to be audited
+        Commit.of(self.staging, parts, "", {}).put(self.staging / COMMIT)  # to be audited
 
     def keep(self, name: str) -> Place:
         self.signed.remove(name)
@@ -274,9 +272,9 @@ class Books:
 
 
 def staged(
-    staging: Place, rows: DataFrame, strategy: Strategy, original: list[Column], *, gaps: bool = False
-) -> dict[str, Place]:
-    """The folders of the rows by their names, and of the missing ranges, if those are staged, too."""
+    staging: Place, rows: DataFrame, strategy: Strategy, original: list[Column], *, gaps: bool = True,
+    extras: Iterable[str] = (),
+) -> dict[str, Place]:  # fmt: skip
     if strategy == "none":
         (staging / MESSAGES).write(sorted_again(rows).select(*original))
         parts = {MESSAGES: staging / MESSAGES}
@@ -286,4 +284,4 @@ def staged(
     for part in parts.values():
         if not part.exists():
             part.write(rows.limit(0).coalesce(1))
-    return parts | ({GAPS: staging / GAPS} if gaps else {})
+    return parts | {name: staging / name for name in (*([GAPS] if gaps else []), *extras)}

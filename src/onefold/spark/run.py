@@ -1,8 +1,7 @@
 """The two batch jobs: ``run`` publishes a judged source, ``check`` only tells what is wrong with one.
 
-Each room is entered once, in this order: ingest, judge, books, publish; then missing ranges, figures and audit side by
-side, from what was published. Both jobs return the same `Run`. A run whose audit does not find its rows as its source
-sent them is not complete, and says which.
+Each room is entered once, in this order: ingest, judge, books, missing ranges, figures, publish, audit. Both jobs
+return the same `Run`. A run whose audit does not find its rows as its source sent them is not complete, and says which.
 
 With a memory, a run goes on from the last one: it reads the files that came since (`versions`), judges them from what
 was seen before, and publishes them as the next version, beside those that are there. What is missing is read from the
@@ -14,7 +13,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +39,7 @@ from onefold.spark.ingest import AT, OpenSource, SourceSpec, listed, open_source
 from onefold.spark.memory import MemoryFolder
 from onefold.spark.notes import Notes
 from onefold.spark.overlap import refuse_inside, refuse_overlap
-from onefold.spark.session import has_executors, in_own_pool, is_connect
+from onefold.spark.session import has_executors, is_connect
 from onefold.spark.signature import locked
 from onefold.spark.sinks import FOLDERS, Format, Sink, open_sink
 from onefold.spark.sinks.parquet import ParquetSink
@@ -123,35 +122,29 @@ def run(
         engine, messages = read.engine, read.messages
         passing = Passing(comparable(messages))
         judged = _judge(read, messages, output.staging, strategy, phases.begin, passing, going, figures)
-        phases.begin("publishing")
-        output.commit(publish.staged(output.staging, judged.rows, strategy, _columns(messages)))
-        if strategy != "none":  # which publishes no verdicts
-            judged = judged.read_back(output.place)
-        with ThreadPoolExecutor(3, thread_name_prefix="onefold-run") as threads:  # two plan more than they compute
-
-            def begun(work: Callable[[], Any], name: str) -> Future[Any]:
-                return threads.submit(on_thread(spark, in_own_pool(spark, name, work)))
-
+        rows = judged.rows
+        with ThreadPoolExecutor(2, thread_name_prefix="onefold-run") as threads:  # they plan more than they compute
             phases.begin("finding what is missing")
-            listing = begun(partial(_missing, judged, output.staging, ranges_max), "missing")
-            picturing = begun(partial(judged.pictures, figures, lambda: listing.result().gaps), "figures")
-            audited_from = partial(audit_run, messages, output.place, engine, goes_on=judged.has_versions)
-            auditing = begun(lambda: audited_from(passing.fingerprint), "audit")
+            listing = threads.submit(on_thread(spark, partial(_missing, judged, output.staging, ranges_max)))
+            picturing = threads.submit(
+                on_thread(spark, partial(judged.pictures, figures, lambda: listing.result().gaps))
+            )
             missing: _Missing = listing.result()
             if figures is not None:
                 phases.begin("taking figures")
             pictures = picturing.result()
-            phases.begin("auditing")
-            audited: Audit = auditing.result()
+        result = {**judged.result, **missing.result}
+        extras = engine.extras(rows) if format == "parquet" else {}
+        for name, extra in extras.items():
+            (output.staging / name).write(extra)
+        others = engine.others(read.opened.rows)
+        phases.begin("publishing")
+        output.commit(publish.staged(output.staging, rows, strategy, _columns(messages), extras=extras))
+        phases.begin("auditing")
+        audited = audit_run(messages, output.place, engine, passing.fingerprint, goes_on=bool(result.get("version")))
         if not audited.agrees:
             keep(audited, output.keep(publish.AUDIT))
         audited.check()
-        result = {**judged.result, **missing.result}
-        extras = engine.extras(judged.rows) if format == "parquet" else {}
-        for name, extra in extras.items():
-            (output.staging / name).write(extra)
-        output.commit({name: output.staging / name for name in (publish.GAPS, *extras)})
-        others = engine.others(read.opened.rows)
         if pictures is not None:
             pictures |= circumstances(read.opened.rows, phases)
         complete = Run(
@@ -344,16 +337,6 @@ class _Judged(NamedTuple):
     naming: DataFrame  # rows that have every key among them
     is_noted: bool  # whether tasks, or a memory, know what is missing
     going: GoingOn | None
-
-    @property
-    def has_versions(self) -> bool:
-        """Whether there are earlier runs that this one goes on from."""
-        return bool(self.result.get("version"))
-
-    def read_back(self, place: Place) -> _Judged:
-        """The same, with the rows as they were published there."""
-        rows = published(self.rows.sparkSession, place)
-        return self._replace(rows=rows, naming=rows if self.going is not None else self.engine.naming(rows))
 
     def pictures(self, figures: Figures | None, gaps: Callable[[], DataFrame]) -> dict[str, Any] | None:
         if figures is None:

@@ -27,7 +27,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from hashlib import sha256
@@ -175,8 +175,6 @@ DEFAULTS = {
     # For each column function Spark would look up which line of Python called it: half the time of building a plan.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
-    # Small jobs beside a large one do not wait for its end (`in_own_pool`).
-    "spark.scheduler.mode": "FAIR",
     # What crosses to Python goes in fewer, larger pieces: six integers a row are three megabytes.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     # Fine slices, which Spark's adaptive execution packs into tasks of even size.
@@ -296,17 +294,6 @@ def java_version(spark: SparkSession) -> str:
         return "the server's"
     jvm: Any = spark.sparkContext._jvm
     return str(jvm.java.lang.System.getProperty("java.version"))
-
-
-def in_own_pool(spark: SparkSession, name: str, work: Callable[[], Any]) -> Callable[[], Any]:
-    """Work for a thread of its own, whose jobs have a share of the cores where the scheduler is a fair one."""
-
-    def pooled() -> Any:
-        if not is_connect(spark):
-            spark.sparkContext.setLocalProperty("spark.scheduler.pool", name)
-        return work()
-
-    return pooled
 
 
 def query_id(spark: SparkSession) -> str:

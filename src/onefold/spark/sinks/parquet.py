@@ -68,10 +68,11 @@ class BatchDraft:
     def commit(self, parts: Mapping[str, Place]) -> None:
         if not self.place.renames:
             self.parts.update(parts)
-            Commit.of(self.place, self.parts, "", {}).put(self.place / COMMIT)  # to be audited
+            Commit.of(self.place, parts, "", {}).put(self.place / COMMIT)  # to be audited
             return
         for name, part in parts.items():
             part.move_to(self.place / name)
+        self.staging.remove()
 
     def keep(self, name: str) -> Place:
         return self.place / name
@@ -92,7 +93,6 @@ class BatchDraft:
                 (self.place / name).write_bytes(document)
             else:
                 (self.place / name).write_json(document)
-        self.staging.remove()
         self.attempt.check()
         self.place.publish_as(self.target)
 
