@@ -21,6 +21,8 @@ from onefold.errors import BadInput, Damaged, Misuse, StoreFailed
 # A commit is one sync, some milliseconds: this allows for hundreds of others in the queue. (Also Python's default.)
 BUSY_S = 5.0
 SYNCHRONOUS_FULL = 2
+# Prepared ones that a connection keeps: a statement for many rows is another one for each number of rows.
+STATEMENTS = 1_000
 _BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -32,7 +34,9 @@ class Database:
         """Open or create the file; ``schema``: statements that create missing tables (``if not exists``)."""
         self.path = fspath(path)
         with self._told():
-            self._connection = sqlite3.connect(self.path, timeout=busy_s, isolation_level=None, check_same_thread=False)
+            self._connection = sqlite3.connect(
+                self.path, timeout=busy_s, isolation_level=None, check_same_thread=False, cached_statements=STATEMENTS
+            )
         try:
             with self._told():
                 mode = self._ask_for_wal(monotonic() + busy_s)

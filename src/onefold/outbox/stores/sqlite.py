@@ -137,6 +137,10 @@ _LIVE: Final = "select count(*), min(at_ms) from outbox_tokens"
 _NAME_REALM: Final = "insert into outbox_realm select ? where not exists (select 1 from outbox_realm)"
 
 
+CHUNK: Final = 64
+"""Rows that a statement takes at once."""
+
+
 class SharedFile(Database):
     """A file whose connection threads share: one transaction at a time, and none once it is closed."""
 
@@ -369,12 +373,9 @@ def _row(entity: plans.Entity, now_ms: int) -> tuple[Any, ...]:
 
 
 def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Rows for one statement each: in a few sizes, so that SQLite has prepared all these statements before."""
-    start = 0
-    for size in (64, 32, 16, 8, 4, 2, 1):
-        while len(rows) - start >= size:
-            yield rows[start : start + size]
-            start += size
+    """Rows for one statement each: not too many, so that statements of all sizes stay prepared."""
+    for start in range(0, len(rows), CHUNK):
+        yield rows[start : start + CHUNK]
 
 
 @cache
@@ -758,7 +759,7 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
         return None
 
     def peek(self, keys: Sequence[plans.Key]) -> list[plans.Entity]:
-        with self._database.reading(many=len(keys) > 1) as db:
+        with self._database.reading(many=len(keys) > CHUNK) as db:
             return self._peeked(db, keys)
 
     def transact(self, work: Callable[[ports.LocalTransaction], T]) -> T:
