@@ -705,7 +705,7 @@ def folded(
         ends[number] = Outcome.APPLIED
     if not ours:
         return tuple(ends)
-    tokens: tuple[str, ...] = (yield Fresh(len(outgoing))) if outgoing else ()
+    tokens: tuple[str, ...] = (yield Fresh(1 + len(outgoing)))[1:] if outgoing else ()
     sent = [
         Message(token, out.to, out.body, message.token, message.origin, "", *out[3:])
         for token, (message, out) in zip(tokens, outgoing, strict=True)
