@@ -1,40 +1,40 @@
-"""A consumer: threads that lease batches and process them, until it is stopped or the queues are empty.
+"""The consumer: threads that lease batches of messages and process them, until stopped or the queues are empty.
 
-The messages of a leased batch go through their plans in step. Under the plan `local` those of one entity are folded
-over its state, in their order; under the others the second would find its entity changed, so it waits for the next
-round, inside the same lease. What was given out before and came back is processed alone, in any order: if it kills the
-process, it takes nobody with it. It is counted when it is begun, not when it is leased: only what kills grows old. If
-a queue counts by itself (NATS), half of those beside it are through each time.
+The messages of a batch go through their plans in step. Under the plan `local`, messages of one entity are folded over
+its state, in their order; under the other plans the second one would conflict, so it waits for the next round, within
+the same lease. Redelivered messages are processed one at a time, in random order, so one that kills the process takes
+no others with it. Their deliveries are counted when processing begins, not at the lease, so the counter grows only for
+the message that kills. If the queue counts by itself (NATS), half of the messages beside it are finished each time.
 
-The transaction that settles the last messages of a batch leases the next one, where the store can do that (SQLite).
+The transaction that settles the last messages of a batch leases the next batch, if the store can do that (SQLite).
 
-A handler that takes longer than `HOLD_S` keeps its thread, and nothing else: what is ready is settled and the rest of
-the batch processed by another thread, which goes on in its place. Coroutines that are not ready stay on their loop.
+A handler that takes longer than `HOLD_S` blocks only its own thread: another thread takes its place, settles what is
+ready and processes the rest of the batch. Coroutines that are not ready stay on their event loop.
 
     applied, resumed, duplicate, tidied    acknowledged by the plan
-    conflict                               tried again at once a few times, then released
-    handler_failed                         released, each time for longer; after `attempts_max` deliveries a dead letter
-    it killed every process that took it   a dead letter after ten times as many
-    store_failed                           released, however often: the message cannot help it
+    conflict                               retried at once a few times, then released
+    handler_failed                         released with growing backoff; after `attempts_max` deliveries a dead letter
+    killed every process that took it      a dead letter after ten times as many deliveries
+    store_failed                           released, however often: it is not the message's fault
     malformed, no_handler, foreign_token   a dead letter at once
 
-Dead letters keep their token: they can be dug up, and are processed then, once. Beside the workers one thread extends
-the leases of what is in hand, and one is the pump: now and then it recovers what others left, and does the endpoint's
-chores. To stop: nothing more is leased, what is being processed is finished, the rest of each batch goes back. When a
-store or the transport fails, what was in hand goes back, and the consumer waits, longer each time, until they answer
-again. At its start, too: a database may be starting as well.
+Dead letters keep their token: they can be put back into the queue, and are then processed once. Beside the workers,
+one thread extends the leases of messages in hand, and the pump periodically recovers what others left and runs the
+endpoint's chores. To stop: no more leases, running handlers finish, the rest of each batch is released. When a store or
+the transport fails, the messages in hand are released, and the consumer waits with growing backoff until both answer
+again; also at startup, because a database may be starting as well.
 
-*Recovery.* A message that was not acknowledged comes again, and its next delivery finishes what is left. But a
-transport may give a message up, and a source may have nobody who asks again; so now and then somebody looks for
-*stranded* outbox entries. To finish one that somebody is still at does no harm: one of the two gets through. Orphans
-are tokens whose parent is gone and did not free them: garbage, of two kinds.
+*Recovery.* A message that was not acknowledged is redelivered, and the next delivery finishes the rest. But a transport
+may give up a message, and a source may have no caller that retries, so the pump looks for *stranded* outbox entries. To
+finish an entry while another worker does is harmless: one of the two wins. Orphans are tokens whose parent is gone
+without having freed them: garbage, of two kinds.
 
-- *of a source* over two stores (see `plans`), whose parent is a mark: tokens are read first, then whether the entry
-  that they were made for is still there. An entry that is gone has freed its own.
-- *of a message*: the plan `transactional` frees no tokens, so what a worker of another plan made and lost with, on the
-  same database, stays. They have to be as old as a stranded entry: somebody may still be at a discarded parent.
+- *of a source* over two stores (see `plans`), whose parent is a mark: read the tokens first, then check whether their
+  outbox entry still exists. An entry that is gone has freed its tokens.
+- *of a message*: the plan `transactional` frees no tokens, so the tokens of a worker of another plan that lost, on the
+  same database, stay. They must be as old as a stranded entry: a worker may still be busy with a discarded parent.
 
-What is dated later than now was written by a clock that was ahead: how old it is cannot be known, so it is old.
+A timestamp in the future was written by a clock that was ahead; its age is unknown, so it counts as old.
 """
 
 from __future__ import annotations
@@ -91,49 +91,49 @@ if TYPE_CHECKING:
 log: Final = logging.getLogger("onefold.outbox")
 
 CONFLICT_TRIES_MAX: Final = 8
-"""At once, before a message is released: of all who are at one entity, one gets through each time."""
+"""Immediate tries before a message is released: of all workers on one entity, one succeeds each time."""
 FOLD_TRIES_MAX: Final = 3
-"""Of these, messages of one entity are tried together; then each alone."""
+"""In the first of these tries, the messages of one entity are tried together; then each alone."""
 CONFLICT_S: Final = 0.1
-"""So long, at most, it is released then."""
+"""The longest delay of the release after that."""
 FATAL_MIN: Final = 20
-"""But not before: where the queue cannot count what is begun, each time half of the bystanders are processed first, and
-none shall go with the one that kills."""
+"""The least number of deliveries for that: where the queue cannot count begun messages, half of the others are
+processed each time, and none of them may become a dead letter because of the one that kills."""
 FATAL_TIMES: Final = 10
-"""Times `attempts_max`: a message that was given out so often and never came to any end kills whoever takes it."""
+"""Times `attempts_max`: a message delivered so often without any result kills every process that takes it."""
 TURN_S: Final = 0.25
-"""For a turn at an entity; then it is looked whether the consumer ends."""
+"""Wait for a turn at an entity, before checking whether the consumer ends."""
 WAIT_MS: Final = 250
-"""For a first message; so long it takes, at most, to notice the end."""
+"""Wait for a first message; also the longest time to notice that the consumer ends."""
 POLL_S: Final = 0.05
 HOLD_S: Final = 0.1
-"""A handler that takes longer holds nobody else: most take some milliseconds."""
+"""A handler that takes longer does not block others: most take some milliseconds."""
 HELD_MAX: Final = 32
-"""Threads that may wait for such handlers, beside those that work."""
+"""Threads that may wait for such handlers, beside the `concurrency` workers."""
 LATE_MAX: Final = 1_000
-"""Coroutines that may be at work; no more is leased then."""
+"""Unfinished coroutines; at this number nothing more is leased."""
 LATE_WAIT_MS: Final = 20
 OUTAGE_S: Final = 0.1
 OUTAGE_MAX_S: Final = 30.0
-"""Between two looks whether a store answers again: it begins with the first and doubles."""
+"""Between two probes of a failed store: starts at `OUTAGE_S` and doubles up to this."""
 OUTAGES_MAX: Final = 10
-"""Looks in vain before a consumer that is to empty its queues gives up: about 80 s."""
+"""Failed probes before a consumer with `until_empty` gives up: about 80 s."""
 PAGE: Final = 500
-"""Entries, or tokens, that are read at once: each entry can hold 1,000 messages."""
+"""Entries or tokens read at once: each entry can hold 1,000 messages."""
 PURGE_S: Final = 3_600
-"""Between two looks for old tombstones, at most: PostgreSQL looks at each entity, for an index on what makes one a
-tombstone would be written with every state."""
+"""The longest time between two purges of old tombstones. PostgreSQL scans all entities: an index on tombstones would
+have to be written with every state."""
 PROBE: Final = "-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consuming:
     concurrency: int = 1
-    """Threads. A batch is processed in step by one of them; handlers that are coroutines run side by side anyway."""
+    """Threads. One thread processes a batch in step; coroutine handlers run concurrently anyway."""
     batch: int = 64
-    """Messages that are leased at once: they share the round trips and the syncs."""
+    """Messages leased at once: they share round trips and syncs."""
     lease_s: float = 30
-    """How long a dead consumer's messages wait; SQS and Pub/Sub begin with 30 and 10 s."""
+    """How long a dead consumer's messages wait; the defaults of SQS and Pub/Sub are 30 and 10 s."""
     attempts_max: int = 10
     """Deliveries of a message whose handler fails, before it is a dead letter."""
     backoff_s: float = 1.0
@@ -142,9 +142,9 @@ class Consuming:
     recover_s: float = 30
     """Between two runs of the pump."""
     stranded_s: float = 60
-    """Outbox entries older than this are finished by the pump: more than a lease, so that it rarely meddles."""
+    """The pump finishes outbox entries older than this: longer than a lease, so it rarely interferes with workers."""
     tombstone_s: float = 7 * 86_400
-    """What is left of a deleted entity is kept so long: no attempt may last longer."""
+    """How long the tombstone of a deleted entity is kept: no attempt may last longer."""
     until_empty: bool = False
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class Consuming:
         return round(self.lease_s * 1000)
 
     def delay_ms(self, times: int, retry: Retry | None = None) -> int:
-        """Before the next delivery: twice as long each time, and not the same for all.
+        """The delay before the next delivery: doubles each time, with jitter.
 
         >>> 2_000 <= Consuming(backoff_s=1.0, backoff_max_s=300).delay_ms(times=3) <= 4_000
         True
@@ -174,7 +174,7 @@ class Consuming:
 
 
 class ConsumerBooks:
-    """Deliveries as they come in, and verdicts as they are given, by any thread.
+    """Counts of deliveries and verdicts, thread-safe.
 
     >>> books = ConsumerBooks()
     >>> books.received(3)
@@ -186,13 +186,13 @@ class ConsumerBooks:
 
     def __init__(self) -> None:
         self.buried = 0
-        """How many were set aside as dead letters."""
+        """Dead letters."""
         self._lock = threading.Lock()
         self._received = 0
         self._counts: Counter[Answer] = Counter()
 
     def received(self, many: int) -> None:
-        """So many were leased; fewer than 0: released untouched, they come in another time."""
+        """Add leased messages; a negative number takes back messages released untouched, which are leased again."""
         with self._lock:
             self._received += many
 
@@ -205,25 +205,25 @@ class ConsumerBooks:
             self.buried += 1
 
     def tally(self) -> Tally:
-        """What the two columns say now; while a batch is in hand they differ by it."""
+        """Both columns as of now; they differ by the messages in hand."""
         with self._lock:
             return Tally(self._received, self._counts)
 
 
 class Lot:
-    """What one thread has in hand: messages whose turn has not come, and the batch of those whose has."""
+    """The work of one thread: messages whose turn has not come yet, and the batch in progress."""
 
     def __init__(self, messages: Sequence[Work] = (), batch: Batch | None = None) -> None:
         self.messages = list(messages)
         self.batch = batch or Batch()
         self.error: Exception | None = None
         self.ahead = Ahead((), 0, 0)
-        """What was leased with the last commit."""
+        """Messages leased with the last commit."""
 
     def cut(self) -> Lot | None:
-        """All but the message whose handler takes long, for another thread; None if there is none such."""
+        """All but the job with a slow handler, for another thread; None if no handler is slow."""
         batch = self.batch
-        with batch.lock:  # its thread cannot go on meanwhile
+        with batch.lock:  # blocks the thread of the batch
             rest = batch.cut(HOLD_S)
             if rest is None:
                 return None
@@ -244,15 +244,15 @@ class Consumer:
         self.books = ConsumerBooks()
         self.recovered = Recovered()
         self.trouble: str | None = None
-        """Why it waits, if it does: what a store said."""
+        """The error of the store that it waits for, if any."""
         self.ending = threading.Event()
-        """Set when it ends: what is in hand is finished."""
+        """Set when the consumer ends: running handlers finish."""
         self._purge_at = 0.0
         ordered = any(handling.ordered for handling in app.handlers.values())
         self._leases_ahead = app.plan == "local" and not ordered
         self._stop = stop or threading.Event()
         self._errors: list[BaseException] = []
-        self._epoch_ms = app.clock_ms() - round(1000 * monotonic())  # what the clock says when monotonic() is 0
+        self._epoch_ms = app.clock_ms() - round(1000 * monotonic())  # the clock's time when monotonic() is 0
         self._lock = threading.Lock()
         self._leased: dict[str, Delivery] = {}
         self._busy: set[Key | str] = set()
@@ -260,12 +260,12 @@ class Consumer:
         self._threads: list[threading.Thread] = []
         self._lots: set[Lot] = set()
         self._late: set[Job] = set()
-        """Their coroutines are still at work."""
+        """Jobs whose coroutines are not finished."""
         self._ready: SimpleQueue[Job] = SimpleQueue()
-        """Of those: what can go on."""
+        """Late jobs whose coroutine is done."""
 
     def run(self, on_start: Callable[[], object] | None = None) -> Tally:
-        """Consume; blocks. What cannot be mended by waiting is raised."""
+        """Consume; blocks. Errors that waiting cannot fix are raised."""
         self._start()
         ended = threading.Event()
         for _ in range(self.settings.concurrency):
@@ -282,10 +282,10 @@ class Consumer:
             while not (self._errors or self._stop.is_set()):
                 if (alive := next((each for each in list(self._threads) if each.is_alive()), None)) is None:
                     break
-                alive.join(POLL_S)  # not stop.wait: that has a lock now and then, for which a signal handler would wait
+                alive.join(POLL_S)  # not stop.wait: it briefly holds a lock, and a signal handler could deadlock on it
         finally:
             self.ending.set()
-            while self._threads:  # one may add another meanwhile
+            while self._threads:  # a thread may add another meanwhile
                 self._threads.pop().join()
             ended.set()
             for thread in (*tending, *self._threads):
@@ -295,7 +295,7 @@ class Consumer:
         return self.books.tally().check()
 
     def _start(self) -> None:
-        """Reach the stores, or wait until they can be reached; not for ever, for the address may be wrong."""
+        """Wait until the stores can be reached; not forever, because the address may be wrong."""
         outages = 0
         while not self._stop.is_set():
             try:
@@ -315,7 +315,7 @@ class Consumer:
         def guarded() -> None:
             try:
                 work()
-            except BaseException as error:  # a thread must not end without a word
+            except BaseException as error:  # a thread must not end silently
                 self._errors.append(error)
                 self.ending.set()
 
@@ -327,7 +327,8 @@ class Consumer:
         thread.start()
 
     def _work(self, lot: Lot | None = None) -> None:
-        """Lease and process until the end, or until another thread takes over; ``lot``: what this one takes over."""
+        """Lease and process until the end, or until another thread takes over. ``lot``: work taken over from another
+        thread."""
         queue, settings, queues = self.app.world.queue, self.settings, list(self.app.handlers)
         outages, due = 0, 0.0
         patience_ms = 0 if settings.until_empty else WAIT_MS
@@ -361,16 +362,16 @@ class Consumer:
             if ahead and (error is not None or self.ending.is_set()):
                 self._let_go(ahead)
                 ahead = ()
-            if isinstance(error, Misuse | Damaged):  # to go on would not help
+            if isinstance(error, Misuse | Damaged):  # a retry would not help
                 raise error
             if error is not None:
                 self._wait_out(error, outages)
                 outages, due = outages + 1, monotonic() + settings.backoff_s
-            elif outages and (deliveries or monotonic() > due):  # before that, what failed has not come again
+            elif outages and (deliveries or monotonic() > due):  # before that, the failed messages are not due again
                 outages, self.trouble = 0, None
 
     def _lease(self, wait_ms: int) -> list[Delivery]:
-        """Of the ordered queues first: they have nothing to be woken by."""
+        """Lease from the ordered queues first: nothing notifies a waiter about them."""
         handlers, settings, world = self.app.handlers, self.settings, self.app.world
         ordered = [handling for handling in handlers.values() if handling.ordered]
         deadline = monotonic() + wait_ms / 1000
@@ -380,7 +381,7 @@ class Consumer:
                 def turn_of(payload: bytes, handling: Handling = handling) -> str:
                     try:
                         return str(handling.read(unpack_message(payload))[0])
-                    except Exception:  # it will be set aside
+                    except Exception:  # it will become a dead letter
                         return f"#{sha256(payload).hexdigest()}"
 
                 args = handling.queue, turn_of, settings.batch, settings.lease_ms
@@ -395,7 +396,7 @@ class Consumer:
                 return []
 
     def _ready_jobs(self) -> list[Job]:
-        """Of the late ones, those that can go on."""
+        """The late jobs that can continue."""
         jobs: list[Job] = []
         while True:
             try:
@@ -406,8 +407,8 @@ class Consumer:
             jobs.append(job)
 
     def _process(self, deliveries: Sequence[Delivery], lot: Lot) -> Exception | None:
-        """Give each its verdict, or give it back untouched when the consumer ends or a store fails, whose error is
-        returned."""
+        """Process the messages to a verdict; release the rest untouched when the consumer ends or a store fails, and
+        return that store's error."""
         if deliveries:
             self.books.received(len(deliveries))
             with self._lock:
@@ -416,7 +417,7 @@ class Consumer:
                 world = self.app.world
                 place = world.local.place if self.app.plan == "local" else world.tokens.realm + "?"
                 if again := [delivery for delivery in deliveries if delivery.times > 1]:
-                    world.queue.count(again, -1)  # each when it is begun: none for the one that kills
+                    world.queue.count(again, -1)  # counted again when processing begins, one by one
             except Exception as error:
                 self._store_failed(deliveries)
                 return error
@@ -446,7 +447,7 @@ class Consumer:
                     with self._freed:
                         self._busy.difference_update([job.works[0].turn for job in done])
                         self._freed.notify_all()
-                if len(lot.messages) - conflicts >= len(jobs):  # nobody got through: not all at the same time again
+                if len(lot.messages) - conflicts >= len(jobs):  # none succeeded: jitter before the next try
                     sleep(uniform(0, 0.001 * 2 ** lot.messages[-1].tries))
                 if lot.batch.is_left or (not lot.messages or lot.error is not None or self.ending.is_set()):
                     break
@@ -460,7 +461,7 @@ class Consumer:
         return lot.error
 
     def _begin(self, lot: Lot) -> bool:
-        """Begin with the messages whose turn it is; False if there are none. What was given out before is alone."""
+        """Begin the messages whose turn it is; False if there are none. Redelivered messages are processed alone."""
         if not lot.messages or lot.error is not None:
             return False
         first, alone, behind = list[Work](), list[Work](), set[Key | str]()
@@ -518,7 +519,7 @@ class Consumer:
         return True
 
     def _end(self, job: Job, lot: Lot) -> None:
-        """The verdicts on its messages; those to be tried again at once are in the lot again."""
+        """Record the verdicts on a job's messages; put those to be retried at once back into the lot."""
         if job.ended is None:
             self._late.add(job)
             assert job.future is not None, "only a coroutine is waited for"
@@ -532,7 +533,7 @@ class Consumer:
             if end is None:
                 behind.append(delivery)
             elif end is Outcome.CONFLICT and tries < CONFLICT_TRIES_MAX:
-                # Read anew: the handler may have changed the body that it was given.
+                # Parsed again: the handler may have changed the body.
                 message = work.handling.typed(unpack_message(delivery.payload))
                 again.append(work._replace(message=message, tries=tries + 1))
             elif end is Outcome.CONFLICT:
@@ -549,7 +550,7 @@ class Consumer:
         if failed:
             self._store_failed(failed)
         done = all(end in (Outcome.APPLIED, Outcome.DUPLICATE) for end in ends)
-        if group[0].handling.ordered and not done and len(again) < len(group):  # the rest has to wait for it
+        if group[0].handling.ordered and not done and len(again) < len(group):  # later messages of this key must wait
             behind += [work.delivery for work in (*again, *lot.messages) if work.turn == group[0].turn]
             lot.messages = [work for work in lot.messages if work.turn != group[0].turn]
             again = []
@@ -562,7 +563,7 @@ class Consumer:
             self._freed.notify_all()
 
     def _watch(self, ended: threading.Event) -> None:
-        """Have another thread take over what waits behind a handler that takes long."""
+        """Have another thread take over the work that waits behind a slow handler."""
         while not ended.wait(HOLD_S / 2):
             with self._lock:
                 lots = list(self._lots)
@@ -574,7 +575,7 @@ class Consumer:
                     self._add_thread("consumer", partial(self._work, other))
 
     def _read(self, delivery: Delivery, handlers: Mapping[str, Handling], place: str) -> Work | None:
-        """The message with its handler; None: it is set aside, or nobody can tell now where its token is."""
+        """The message with its handler; None if it became a dead letter, or was released because it is not due yet."""
         reason = "malformed"
         try:
             if delivery.times > max(FATAL_MIN, FATAL_TIMES * self.settings.attempts_max):
@@ -600,16 +601,16 @@ class Consumer:
             return None
 
     def _early_ms(self, message: Message) -> int:
-        """How long it has to wait yet. A delay that began later than it is now was told by a clock that was ahead."""
+        """The time left until it is due; 0 for a delay that began in the future, set by a clock that was ahead."""
         early_ms = message.due_ms - self.app.clock_ms()
         return 0 if message.delay_ms and early_ms > message.delay_ms + STEP_MS else max(0, early_ms)
 
     def _handler_failed(self, delivery: Delivery, message: Message, failed: HandlerFailed) -> None:
-        """Let it come again, or set it aside, with the traceback."""
+        """Release it for a retry, or make it a dead letter with the traceback."""
         self.books.judged("handler_failed")
         handling, error = self.app.handlers[message.to], failed.__cause__
         if error is not None and (trace := error.__traceback__) is not None:
-            error.__traceback__ = trace.tb_next or trace  # without our own frame
+            error.__traceback__ = trace.tb_next or trace  # without this library's frame
         attempts_max = (handling.retry or self.settings).attempts_max
         if isinstance(error, handling.fatal) or delivery.times >= attempts_max:
             head = f"{failed} (delivery {delivery.times}{', fatal' if isinstance(error, handling.fatal) else ''})"
@@ -624,19 +625,19 @@ class Consumer:
         self._let_go(deliveries, self.settings.delay_ms(1))
 
     def _let_go(self, deliveries: Sequence[Delivery], delay_ms: int = 0, *, anew: bool | None = None) -> None:
-        """Let them come again; ``anew``: counted from one again. So is, if nothing is said, what was given out often:
-        what a store, or the end of a consumer, sent back does not kill whoever takes it."""
+        """Release them for redelivery. ``anew``: reset their delivery count; None resets it for messages delivered
+        often: one released because a store failed or the consumer ends does not kill processes."""
         often = self.settings.attempts_max
         try:
             for again in (False, True):
                 if those := [each for each in deliveries if (each.times >= often if anew is None else anew) is again]:
                     self.app.world.queue.release(those, delay_ms, anew=again)
-        except Exception as error:  # then the leases run out
+        except Exception as error:  # then the leases expire
             log.warning("could not give %d messages back: %s", len(deliveries), describe(error))
         self._forget(deliveries)
 
     def _forget(self, deliveries: Sequence[Delivery]) -> None:
-        """They are not in hand any more: their leases are not extended."""
+        """Stop extending their leases."""
         with self._lock:
             for delivery in deliveries:
                 self._leased.pop(delivery.receipt, None)
@@ -645,14 +646,14 @@ class Consumer:
         log.error("set aside: %s", reason.splitlines()[0], exc_info=error)
         try:
             self.app.world.queue.bury([delivery], reason)
-        except Exception as error:  # then it comes again, and is judged again
+        except Exception as error:  # then it is redelivered and judged again
             log.warning("could not set it aside: %s", describe(error))
         else:
             self.books.set_aside()
         self._forget([delivery])
 
     def _extend_leases(self, ended: threading.Event) -> None:
-        """Extend the leases of all batches in hand, three times in the time of one; what is done already stays so."""
+        """Extend the leases of all messages in hand, three times per lease; acknowledged ones are not affected."""
         while not ended.wait(self.settings.lease_ms / 3000):
             with self._lock:
                 leased = list(self._leased.values())
@@ -660,11 +661,11 @@ class Consumer:
                 continue
             try:
                 self.app.world.queue.extend(leased, self.settings.lease_ms)
-            except Exception as error:  # if they run out, others get them too: no harm, only work
+            except Exception as error:  # if they expire, others get them too: no harm, only work
                 log.warning("could not extend %d leases: %s", len(leased), describe(error))
 
     def _wait_out(self, error: Exception, outages: int) -> None:
-        """Wait until the stores answer; a delivery that would only fail again is not worth counting."""
+        """Wait until the stores answer: leasing now would only add failed deliveries."""
         while not self.ending.is_set():
             self.trouble = describe(error)
             if self.settings.until_empty and outages >= OUTAGES_MAX:
@@ -689,7 +690,7 @@ class Consumer:
 
     def _pump(self) -> None:
         def recover_ours() -> None:
-            # A clock that was set ahead since the start makes nothing older.
+            # A clock that was set forward since the start must not age tombstones.
             latest_ms = self._epoch_ms + round(1000 * monotonic())
             settings, late = self.settings, monotonic() >= self._purge_at
             tombstone_s = settings.tombstone_s if late else None
@@ -701,7 +702,7 @@ class Consumer:
             for chore in (recover_ours, *self.app.chores):
                 try:
                     chore()
-                except Exception as error:  # the next run finds the same; the other chores are done
+                except Exception as error:  # the next run tries again; the other chores still run
                     log.error("the pump: %s", describe(error))
             if self.ending.wait(self.settings.recover_s):
                 return
@@ -710,23 +711,23 @@ class Consumer:
 @dataclass(frozen=True, slots=True)
 class Recovered:
     finished: int = 0
-    """Outbox entries whose messages are sent now, and which are gone."""
+    """Outbox entries whose messages were sent and which were removed."""
     conflicts: int = 0
-    """Entries that somebody else was at; they are theirs, or the next recovery's."""
+    """Entries that another worker was changing; it finishes them, or the next recovery does."""
     swept: int = 0
-    """Tokens that were made for nothing."""
+    """Orphaned tokens that were deleted."""
     purged: int = 0
-    """Tombstones that were old enough."""
+    """Tombstones that were deleted."""
 
     def __add__(self, other: Recovered) -> Recovered:
         return Recovered(*map(add, astuple(self), astuple(other)))
 
 
 def recover(app: Endpoint, older_than_s: float, tombstone_s: float | None, *, latest_ms: int = FOREVER_MS) -> Recovered:
-    """Recover all that an endpoint left behind; ``latest_ms``: no later than this is believed of the clock.
+    """Recover all that an endpoint left behind; ``latest_ms``: the latest time accepted from the clock.
 
-    That is for tombstones alone, which all stay if ``tombstone_s`` is None. To finish an entry too early does no harm,
-    but what a tombstone remembers is gone with it: a request that was forgotten could be made again.
+    It applies only to tombstones, which all stay if ``tombstone_s`` is None. Finishing an entry too early is harmless,
+    but deleting a tombstone too early is not: a forgotten request could be made again.
     """
     if not (0 <= older_than_s <= SECONDS_MAX and 0 <= (tombstone_s or 0) <= SECONDS_MAX):
         raise Misuse(f"older_than_s is {older_than_s}, tombstone_s {tombstone_s}: must be from 0 to {SECONDS_MAX:,}")
@@ -741,27 +742,27 @@ def recover(app: Endpoint, older_than_s: float, tombstone_s: float | None, *, la
 def recover_stores(
     world: World, now_ms: int, older_than_s: float, endpoint: str | None = None, plan: str = "parented"
 ) -> Recovered:
-    """Finish the stranded entries of one endpoint or of all, and sweep orphans; tombstones stay: their time is the
-    endpoint's."""
+    """Finish the stranded entries of one endpoint or of all, and delete orphans. Tombstones stay: how long is a setting
+    of the endpoint."""
     before_ms, after_ms = now_ms - round(older_than_s * 1000) + 1, now_ms + STEP_MS
     finished = conflicts = swept = 0
     while stranded := world.entities.stranded(before_ms, PAGE, endpoint, after_ms=after_ms):
         rest = stranded
-        while rest:  # no two of one entity at once: the second would write what the first one changed
+        while rest:  # one per entity at a time: a second would conflict with the first
             first: dict[Key, Stranded] = {}
             later = [each for each in rest if first.setdefault(each.key, each) is not each]
             found = ends(world, [Job(RECOVERIES[plan](each.key, each.name)) for each in first.values()])
             conflicts += [raised(end) for end in found].count(Outcome.CONFLICT)
             rest = later
         finished += len(stranded)
-        if conflicts or len(stranded) < PAGE:  # what is left is somebody's: not again and again
+        if conflicts or len(stranded) < PAGE:  # other workers hold the rest: do not loop
             break
     prefix = "" if endpoint is None else f"{endpoint}/"
     after = ""
     while page := world.tokens.listed(after=after, limit=PAGE, orphans=True):
         of_marks = [token for token in page if MARK in token.parent and token.parent.startswith(prefix)]
         garbage = [token for token in page if MARK not in token.parent and not before_ms <= token.at_ms <= after_ms]
-        # The entity whose mark it is: the name of an endpoint has no stroke in it.
+        # The entity whose mark it is: the name of an endpoint contains no slash.
         sources = [Key(*token.parent.rpartition(MARK)[0].partition("/")[::2]) for token in of_marks]
         entities = world.entities.load(sources) if sources else []
         garbage += [token for token, at in zip(of_marks, entities, strict=True) if token.parent not in at.outbox]
