@@ -1,25 +1,25 @@
 """One attempt at one message: the plans, each read from top to bottom like the published listing.
 
 A message is processed only while its *token* exists (token-based deduplication, Masternak and Pobiega); the token is
-also its name. What a duplicate filter forgets too early comes in twice; a token that is gone cannot come back, so
-nothing has to be remembered. An *entity* is what handlers change: one JSON value under a key, and in the same record an
-*outbox* with what each message that is being processed sends. The two are written together or not at all.
+also the message's id. A duplicate filter that forgets an id too early lets a duplicate in; a removed token is never
+made again, so nothing has to be remembered. An *entity* is what handlers change: one JSON value under a key, and in the
+same record an *outbox*: what each message in progress sends. State and outbox are written together or not at all.
 
-An attempt is a generator of *steps*: each asks one thing of the world, which one store can do atomically, and is sent
-the answer. Whoever runs it can stop it between any two steps: a crash is simply not going on. A step that finds the
-world changed is answered (False, or a word); what is raised ends the attempt, and the message comes again.
+An attempt is a generator of *steps*: each is one operation that one store can do atomically, and is sent the result.
+The runner can stop between any two steps: a crash is an attempt that is not resumed. A step that meets a concurrent
+change is answered False or with a `Settled`; an exception ends the attempt, and the message is redelivered.
 
-Why each line stands where it does, in all plans:
+Why the steps have this order, in all plans:
 
-- *load, then look for the token*: if the token is still there after the load, then whoever finishes this message later
-  also writes the entity later, and our write is refused. The other way round, it could finish between the two.
-- *every write is checked against the version*, which never falls back: of two workers at one message, one gets through.
-- *tokens before their messages, and a checkpoint between*: what is sent carries the tokens of the attempt that got
-  through. Ids are new in each attempt. A token that was used up is never made again.
-- *send, then remove the token, then clear the outbox*: a crash between any two is found at the next delivery.
-- *no token: look again, and clear what is left*: the worker before us may have died after it removed the token.
-- *what a plan finds left by another plan, it can finish*: an endpoint may change its plan while messages are in flight.
-- *tokens are made only while their parent exists*, and go with it unless their attempt won: no garbage.
+- *load, then look for the token*: if the token exists after the load, any worker that finishes this message later also
+  writes the entity later, and our write is refused. In the other order, it could finish between the two.
+- *every write checks the version*, which never decreases: of two workers on one message, one succeeds.
+- *tokens before their messages, and a checkpoint between*: what is sent carries the tokens of the attempt that won. Ids
+  are new in each attempt. A token that was used is never made again.
+- *send, then remove the token, then clear the outbox*: the next delivery detects a crash between any two.
+- *no token: load again, and clear what is left*: an earlier worker may have died after removing the token.
+- *a plan can finish what another plan left*: an endpoint may change its plan while messages are in flight.
+- *tokens are made only while their parent exists*, and are removed with it unless their attempt won: no garbage.
 
     plan            reads and writes of entities and tokens
     checkpointed    load, holds, persist, create, persist, remove, persist    the published listing
@@ -27,24 +27,24 @@ Why each line stands where it does, in all plans:
     transactional   open, settle, finish                                      needs one database for all
     local           lease, peek, commit                                       the queue is in that database, too
 
-`local` is the published listing with everything in one place. The row of a message in the queue *is* its token: it is
-there as long as the message may be processed, and is deleted in the one transaction that writes the entity and adds the
-rows of what is sent. So there is nothing left to check: no entry to keep, no message to send later, no garbage. A lease
-is no part of the safety, and need not outlive a crash: of two who hold one row, the first to delete it gets through.
-What several messages of one entity do is folded over its state, and written once.
+`local` is the published listing with everything in one database. The message's row in the queue *is* its token: it
+exists as long as the message may be processed, and is deleted in the transaction that writes the entity and inserts the
+rows of the messages sent. So nothing else is needed: no outbox entry, no later sending, no garbage. Safety does not
+depend on leases, which need not survive a crash: of two workers that hold one row, the first to delete it wins. Several
+messages of one entity are folded over its state, which is written once.
 
-*Sources.* What comes from outside has no token yet, but a *mark* that only grows: the offset in a log, the number of a
-batch. The highest mark that was taken is the state of an entity, one per source, and is written together with an outbox
-entry for what the mark sends. A mark that is not above it was taken before: what is left of it is finished, and nothing
-is sent anew. A source that skips marks is believed: what lies between is never taken again (see `Taken.after`).
-`sourced` is for two stores, where a late worker leaves tokens whose parent has no outbox entry: garbage, which whoever
-recovers outboxes sweeps (read such tokens first, then look for the entry: an entry that is gone has freed its own).
-`sourced_at_once` is for one database, and leaves none.
+*Sources.* Input from outside has no token yet, but a *mark* that only grows: the offset in a log, the number of a
+batch. The highest mark taken is the state of an entity, one per source, and is written together with an outbox entry
+for what the mark sends. A mark not above it was taken before: the rest of its work is finished, and nothing new is
+sent. A source may skip marks: those between are never taken later (see `Taken.after`). `sourced` is for two stores,
+where a late worker leaves tokens whose parent has no outbox entry: garbage, which recovery deletes (read these tokens
+first, then look for the entry: an entry that is gone has freed its tokens). `sourced_at_once` is for one database, and
+leaves none.
 
-*Handlers*: ``handler(state, message) -> (state, outgoing)``. The state is a JSON value, or None where there is no
-entity; a new state of None deletes it. What is to be sent is a list of `Out`, each to one or more queues, with a token
-for each queue. A handler returns what shall happen and does nothing itself: it may be called again after a crash, and
-for a copy that comes too late; what it returned then counts for nothing.
+*Handlers*: ``handler(state, message) -> (state, outgoing)``. The state is a JSON value, or None if there is no entity;
+returning None deletes it. ``outgoing`` is a list of `Out`, each to one or more queues, with a token per queue. Handlers
+return their effects and perform none: they may be called again after a crash, or for a late duplicate, whose result is
+discarded.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ NO_HEADERS: Final[Mapping[str, str]] = MappingProxyType({})
 TRACE: Final = ("traceparent", "tracestate")
 """Headers of W3C Trace Context."""
 ENVELOPE: Final = 1
-"""The version of a message as bytes. A reader passes over fields that it does not know; a higher number says that it
-must not."""
+"""The version of the message format. A reader ignores unknown fields; a change that it must not ignore raises the
+number."""
 
 
 class Key(NamedTuple):
-    """Which entity: the endpoint whose it is, and its name there."""
+    """The key of an entity: its endpoint, and its name there."""
 
     endpoint: str
     name: str
@@ -80,7 +80,7 @@ class Key(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One message to one destination; what is in brackets is looked for in its body.
+    """One message to one destination; indexing reads fields of its body.
 
     >>> message = Message("t1", "orders", {"order": 7, "sum": 20})
     >>> message["sum"], message.get("currency", "EUR")
@@ -88,35 +88,35 @@ class Message(NamedTuple):
     """
 
     token: str
-    """Its name, and the name of the token without which it is not processed."""
+    """The message's id, and the token without which it is not processed."""
     to: str
     body: Any
     """A JSON value."""
     cause: str = ""
-    """The message, or the mark of a source, that it was sent for."""
+    """The message, or the mark of a source, whose processing sent it."""
     origin: str = ""
-    """The request that it all began with, as ``queue/id``: whom `Out.reply` answers. Empty: nobody asked."""
+    """The request at the start of the chain, as ``queue/id``, which `Out.reply` answers. Empty: none."""
     realm: str = ""
-    """Which token store keeps its token. Another one must not take its absence for a sign."""
+    """The store of its token. That the token is missing in another store means nothing."""
     headers: Mapping[str, str] = NO_HEADERS
-    """What is said about it, not to the handler's purpose. Those of `TRACE` go on to what is sent for it."""
+    """Metadata, not for the handler's logic. Those in `TRACE` are copied to the messages sent for it."""
     due_ms: int = 0
     """Not before this time; 0: at once."""
     delay_ms: int = 0
-    """How much of that was a delay when it was sent: who finds more left has a clock that was set back."""
+    """The delay when it was sent: if more time than this is left, a clock was set back."""
     priority: int = 0
-    """Within its queue the highest come first, where the queue knows priorities."""
+    """Within its queue the highest come first, if the queue supports priorities."""
 
-    def __getitem__(self, name: Any) -> Any:  # that it is a tuple too is nobody's business
+    def __getitem__(self, name: Any) -> Any:  # not the tuple's own indexing
         return self.body[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """A field of the body, or the default, also where the body is no object."""
+        """A field of the body, or the default, also if the body is not an object."""
         return self.body.get(name, default) if isinstance(self.body, dict) else default
 
 
 class Outgoing(NamedTuple):
-    """A message to be sent: without a token until the checkpoint that fixes one."""
+    """A message to be sent: without a token until the checkpoint assigns one."""
 
     to: str
     body: Any
@@ -129,28 +129,28 @@ class Outgoing(NamedTuple):
 
     @property
     def stored(self) -> tuple[Any, ...]:
-        """What an entry keeps of it: seldom more than the first three."""
+        """The fields stored in an entry: seldom more than the first three."""
         return (*self[:3], dict(self.headers), *self[4:]) if self.headers or any(self[4:]) else self[:3]
 
 
 class Entry(NamedTuple):
-    """What one message sends, kept until it is sent."""
+    """An outbox entry: what one message sends, kept until it is sent."""
 
     outgoing: tuple[Outgoing, ...] = ()
     attempt: str = ""
-    """Whose tokens these are; empty: they have none yet."""
+    """The attempt that made the tokens; empty: there are none yet."""
     origin: str = ""
-    """That of the message, and of all that follow from it."""
+    """The `Message.origin` of the message, and of all messages that follow from it."""
     answers: Mapping[str, Any] = MappingProxyType({})
-    """Of what was done outside for a message that is not applied yet: see `Context.once`."""
+    """Answers of external calls for a message that is not applied yet: see `Context.once`."""
 
     def checkpointed(self, attempt: str, tokens: tuple[str, ...]) -> Entry:
-        """The same, with tokens: from the write of this on, they are what is sent."""
+        """The entry with tokens: once it is written, messages are sent with these."""
         pairs = zip(self.outgoing, tokens, strict=True)
         return self._replace(outgoing=tuple(out._replace(token=token) for out, token in pairs), attempt=attempt)
 
     def messages(self, cause: str) -> tuple[Message, ...]:
-        """What is to be dispatched: nothing before the checkpoint."""
+        """The messages to dispatch: none before the checkpoint."""
         return tuple(
             Message(out.token, out.to, out.body, cause, self.origin, "", *out[3:]) for out in self.outgoing if out.token
         )
@@ -161,18 +161,18 @@ class Entry(NamedTuple):
 
 
 MARK: Final = "#"
-"""In the name of an outbox entry that a source made: ``orders.log#41``. Tokens never contain it."""
+"""Marks the name of a source's outbox entry: ``orders.log#41``. Tokens never contain it."""
 ONCE: Final = f"{MARK}once"
-"""Ends the name of an entry that keeps answers for a message, whose token is before it."""
+"""Suffix of an entry that keeps answers for a message; before it stands the message's token."""
 CALLS_MAX: Final = 100
-"""Outside, for one message: each is a write, and the handler is called once more."""
+"""External calls for one message: each costs a write and one more call of the handler."""
 
 
 class Entity(NamedTuple):
-    """A record: version 0 is one that was never written.
+    """A record; version 0 was never written.
 
-    One whose state is None is deleted, but its record stays, as a *tombstone* with its version: else a deleted and
-    recreated entity would have an old version again, and a delayed worker could write what it made of the old one.
+    An entity with state None is deleted, but its record stays as a *tombstone* with its version. Otherwise a recreated
+    entity would repeat old versions, and a delayed worker could write a result made from the deleted one.
     """
 
     key: Key
@@ -182,7 +182,7 @@ class Entity(NamedTuple):
 
     @classmethod
     def unpacked(cls, key: Key, version: int, state: str | None, entries: Mapping[str, str]) -> Entity:
-        """An entity as stores keep it, in text; `Damaged` if that is no JSON, or not ours."""
+        """An entity from the stored text; `Damaged` if that is not JSON, or not in our format."""
         try:
             value = None if state is None else _parsed(state)
         except (ValueError, RecursionError) as error:
@@ -215,19 +215,19 @@ class Entity(NamedTuple):
 
 @dataclass(slots=True)
 class Packed:
-    """A JSON value as text: who made it cannot change it any more, and it is not packed again."""
+    """A JSON value as text: its creator cannot change it any more, and it is not packed again."""
 
     text: str
 
     @property
     def value(self) -> Any:
-        """Another one each time."""
+        """A new object each time."""
         return _SCAN(self.text, 0)[0]
 
 
 def _jsonable(value: Any) -> Any:
-    """What else is taken: dataclasses and pydantic models as objects, bytes as Base64, dates, times, decimals, UUIDs
-    and enums as pydantic writes them, which is text. A set is not: it has no order."""
+    """Converts types that JSON lacks: dataclasses and pydantic models to objects, bytes to Base64, dates, times,
+    decimals, UUIDs and enums as pydantic writes them, as text. Sets are refused: they have no order."""
     if type(value) is Packed:
         return value.value
     if isinstance(value, bytes | bytearray):
@@ -241,14 +241,14 @@ def _jsonable(value: Any) -> Any:
     return to_jsonable_python(value, by_alias=True)
 
 
-# Made once, which is half of the cost; what contains itself is found by the recursion that it causes.
+# Created once, which halves the cost; a circular value is detected by its RecursionError.
 _ENCODER = json.JSONEncoder(
     separators=(",", ":"), sort_keys=True, allow_nan=False, check_circular=False, default=_jsonable
 )
 _DECODER: Any = json.JSONDecoder()
 _SCAN = _DECODER.scan_once
 _QUOTED: Any = json.encoder.encode_basestring_ascii
-# `encode` makes one of these anew for each value, which costs more than a small value itself.
+# `encode` creates one of these for each value, which costs more than encoding a small value.
 _MAKER: Any = getattr(json.encoder, "c_make_encoder", None)
 _CHUNKS: Any = _MAKER and _MAKER(
     None, _jsonable, json.encoder.encode_basestring_ascii, None, ":", ",", True, False, False
@@ -256,7 +256,7 @@ _CHUNKS: Any = _MAKER and _MAKER(
 
 
 def _parsed(text: str) -> Any:
-    """As `json.loads`, which looks for white space twice: what we wrote has none around it."""
+    """`json.loads` without its two searches for surrounding white space: our own text has none."""
     try:
         value, end = _SCAN(text, 0)
     except StopIteration:
@@ -265,7 +265,7 @@ def _parsed(text: str) -> Any:
 
 
 def pack(value: Any) -> str:
-    """A JSON value as text, one text per value: `BadInput` for what JSON cannot hold.
+    """A JSON value as canonical text; `BadInput` if JSON cannot hold it.
 
     >>> pack({"b": 1, "a": [None, "é"]})
     '{"a":[null,"\\\\u00e9"],"b":1}'
@@ -282,13 +282,13 @@ def pack(value: Any) -> str:
 
 
 def pack_entry(entry: Entry) -> str:
-    """An outbox entry as JSON text, as a store keeps it; `unpack_entry` reads it."""
+    """An outbox entry as JSON text for a store; `unpack_entry` reads it."""
     stored = {"outgoing": [out.stored for out in entry.outgoing], "attempt": entry.attempt, "origin": entry.origin}
     return pack(stored | {"answers": dict(entry.answers)} if entry.answers else stored)
 
 
 def unpack_entry(text: str) -> Entry:
-    """What `pack_entry` made; `BadInput` for anything else."""
+    """Reads the text of `pack_entry`; `BadInput` for anything else."""
     try:
         data = json.loads(text)
         outgoing = tuple(Outgoing(*out) for out in data["outgoing"])
@@ -315,7 +315,7 @@ def _check_extras(sent: Message | Outgoing, what: str) -> None:
 
 
 def stored_entry(key: Key, name: str, text: str) -> Entry:
-    """An outbox entry as stores keep it; `Damaged` if it is none."""
+    """An outbox entry from a store; `Damaged` if it cannot be read."""
     try:
         return unpack_entry(text)
     except BadInput as error:
@@ -323,7 +323,7 @@ def stored_entry(key: Key, name: str, text: str) -> Entry:
 
 
 def pack_message(message: Message, realm: str = "") -> bytes:
-    """A message as bytes, for transports; ``realm`` is where its token is, if the message does not say so.
+    """A message as bytes, for transports; ``realm``: the store of its token, instead of the message's own.
 
     >>> pack_message(Message("t1", "orders", 7))
     b'{"body":7,"cause":"","origin":"","realm":"","to":"orders","token":"t1","v":1}'
@@ -343,8 +343,8 @@ def pack_message(message: Message, realm: str = "") -> bytes:
 
 
 def unpack_message(payload: bytes) -> Message:
-    """What `pack_message` made, of this version or an earlier one; fields that it does not know are passed over.
-    `BadInput` for anything else.
+    """Reads the bytes of `pack_message`, of this version or an earlier one; ignores unknown fields. `BadInput` for
+    anything else.
 
     >>> unpack_message(b'{"token": "t1", "to": "orders", "body": 7, "colour": "red"}').body
     7
@@ -392,20 +392,20 @@ class Load(NamedTuple):
 
 
 class Holds(NamedTuple):
-    """Does this token exist? Answered with a bool."""
+    """Whether this token exists. Answered with a bool."""
 
     token: str
 
 
 class Open(NamedTuple):
-    """`Load` and `Holds` in one atomic read, of a store that has both. Answered with the `Entity` and a bool."""
+    """`Load` and `Holds` in one atomic read, for a store with both. Answered with the `Entity` and a bool."""
 
     key: Key
     token: str
 
 
 class Handled(NamedTuple):
-    """What a handler made of a message: the new state, and what is to be sent."""
+    """The result of a handler: the new state, and what is to be sent."""
 
     state: Any
     """`Packed`, or None."""
@@ -413,11 +413,11 @@ class Handled(NamedTuple):
 
 
 class HandlerFailed(OnefoldError):
-    """A handler raised, or returned what cannot be kept; the error itself is the cause of this one."""
+    """A handler raised, or returned a value that cannot be stored; the original error is the ``__cause__``."""
 
 
 class Asked(BaseException):
-    """A handler wants something done outside before it goes on; it is called again with the answer."""
+    """A handler requests an external call; it is then called again with the answer."""
 
     def __init__(self, name: str, call: Callable[[str], Any]) -> None:
         super().__init__(name)
@@ -425,19 +425,19 @@ class Asked(BaseException):
 
 
 class Context:
-    """What a handler is given that takes a parameter ``ctx``."""
+    """Passed to handlers that have a parameter ``ctx``."""
 
     def __init__(self, answers: Mapping[str, Any]) -> None:
         self._answers = answers
         self.asked: Asked | None = None
 
     def once(self, name: str, call: Callable[[str], Any]) -> Any:
-        """Have something done outside: ``call(key)``, whose answer, a JSON value, is kept before the handler goes on.
+        """Make an external call, ``call(key)``; its answer, a JSON value, is stored before the handler goes on.
 
-        ``key`` is the same however often the message comes: the provider's *Idempotency-Key*. A crash between the call
-        and the keeping makes the call again, with this key; a provider that honours keys does it once. The handler is
-        left here, and called anew from its beginning with the answer at hand. ``call`` may return a coroutine, which is
-        awaited; this function itself is not awaited.
+        ``key`` is the same for every delivery of the message: use it as the provider's *Idempotency-Key*. After a crash
+        between the call and the store the call is repeated with this key, and a provider that honours keys acts once.
+        The handler is left here, and called again from its beginning with the answer available. ``call`` may return a
+        coroutine, which is awaited; do not await this function itself.
         """
         if name not in self._answers:
             self.asked = Asked(check_name(name, "the name of a call"), call)
@@ -446,37 +446,37 @@ class Context:
 
 
 class Handle(NamedTuple):
-    """Call the user's handler for the message with this state. Answered with `Handled`, or with `Asked` for something
-    that is not among the ``answers``; what is raised instead is raised here, too."""
+    """Call the user's handler for the message with this state. Answered with `Handled`, or with `Asked` for a call that
+    is not among the ``answers``; exceptions are raised here."""
 
     state: Any
     number: int = 0
-    """Which of the messages of this attempt."""
+    """Index of the message within this attempt."""
     answers: Mapping[str, Any] = MappingProxyType({})
 
 
 class Call(NamedTuple):
-    """Do something outside, under a key. Answered with a JSON value; what is raised is raised here, too."""
+    """Make an external call, under a key. Answered with a JSON value; exceptions are raised here."""
 
     name: str
     key: str
     call: Callable[[str], Any]
     number: int = 0
-    """For which of the messages of this attempt."""
+    """Index of the message within this attempt."""
 
     def __repr__(self) -> str:
         return f"Call({self.name!r}, {self.key!r})"
 
 
 class Keep(NamedTuple):
-    """Keep answers with a row that is leased. Answered with all that are kept there; None if it is not ours now."""
+    """Store answers in a leased row. Answered with all answers stored there; None if the lease is lost."""
 
     receipt: str
     answers: Mapping[str, Any]
 
 
 class Fresh(NamedTuple):
-    """Make ids that nobody has ever seen. Answered with a tuple of so many."""
+    """Make new unique ids. Answered with a tuple of ``many`` ids."""
 
     many: int
 
@@ -485,22 +485,22 @@ class Create(NamedTuple):
     """Make tokens, all or none. Answered with a bool: False if the parent is gone."""
 
     parent: str
-    """For which message; that message's removal frees the tokens of one attempt and sweeps those of the others."""
+    """The message they are made for: its `Remove` frees the tokens of one attempt and deletes those of the others."""
     attempt: str
     tokens: tuple[tuple[str, str], ...]
     """Each with its destination."""
     guarded: bool = True
-    """Only while the parent's token exists: who comes late makes nothing."""
+    """Only while the parent's token exists: a late worker makes nothing."""
 
 
 class Persist(NamedTuple):
-    """Write an entity if its version is still the one it has here; it is one higher then. Answered with a bool."""
+    """Write an entity if its stored version is unchanged, and increase the version. Answered with a bool."""
 
     entity: Entity
 
 
 class Lease(NamedTuple):
-    """Take the rows of these messages for some time. Answered with a receipt for each; None if the row is gone."""
+    """Lease the rows of these messages. Answered with a receipt for each; None if the row is gone."""
 
     tokens: tuple[str, ...]
 
@@ -512,7 +512,7 @@ class Peek(NamedTuple):
 
 
 class Settled(StrEnum):
-    """What came of the transaction that ends a message: done, or its entity was changed, or its token is gone."""
+    """Result of the transaction that ends a message: done, or its entity was changed, or its token is gone."""
 
     DONE = "done"
     STALE = "stale"
@@ -520,28 +520,28 @@ class Settled(StrEnum):
 
 
 class Settle(NamedTuple):
-    """In one transaction: remove the token, write the entity, make the tokens of its entry of this name.
+    """In one transaction: remove the token, write the entity, make the tokens of its entry ``name``.
 
     Answered with `Settled`: NO_TOKEN before STALE, and nothing is changed unless DONE.
     """
 
     entity: Entity
     name: str
-    """Of the outbox entry; that of the token, if there is one."""
+    """Name of the outbox entry; equals ``token``, if there is one."""
     token: str | None
-    """None: it comes from a source whose mark is in the entity, and needs none."""
+    """None: no token is needed, as for a source, whose mark is in the entity."""
 
     @property
     def entry(self) -> Entry | None:
-        """The one outbox entry to write; None if nothing is sent. The others stay as the store has them: `Finish`
-        removes entries without a new version, so those that this entity knows may be gone, and must not come back."""
+        """The one outbox entry to write; None if nothing is sent. The other entries stay as stored: `Finish` removes
+        entries without a new version, so entries loaded with this entity may be gone, and must not come back."""
         return self.entity.outbox.get(self.name)
 
 
 class Commit(NamedTuple):
-    """In one transaction: delete the rows of these receipts, write the entity, add rows for these messages.
+    """In one transaction: delete the rows of these receipts, write the entity, insert rows for these messages.
 
-    Answered with `Settled`, as `Settle` is; NO_TOKEN if any of the rows is gone. Whose lease ran out may be the first.
+    Answered with `Settled`, as `Settle` is; NO_TOKEN if any row is gone. A worker whose lease expired may still win.
     """
 
     entity: Entity | None
@@ -551,13 +551,13 @@ class Commit(NamedTuple):
 
 
 class Dispatch(NamedTuple):
-    """Give messages to the transport. Answered when all are taken; a copy too many does no harm."""
+    """Send messages by the transport. Answered when all are accepted; duplicates are harmless."""
 
     messages: tuple[Message, ...]
 
 
 class Remove(NamedTuple):
-    """Remove a token; those made for it by this attempt are free from now on, those of other attempts go."""
+    """Remove a token; tokens made for it by this attempt are freed, those of other attempts deleted."""
 
     token: str
     attempt: str
@@ -571,7 +571,7 @@ class Finish(NamedTuple):
 
 
 class Acknowledge(NamedTuple):
-    """Tell the transport that the message need not come again."""
+    """Acknowledge the message to the transport."""
 
 
 Step = (
@@ -591,7 +591,7 @@ class Outcome(StrEnum):
 
 
 Attempt = Generator[Step, Any, Outcome]
-"""One try at one message: it yields steps, is sent what came of each, and returns how it ended."""
+"""One try at one message: yields steps, is sent their results, and returns the outcome."""
 
 
 def checkpointed(key: Key, message: Message) -> Attempt:
@@ -613,7 +613,7 @@ def checkpointed(key: Key, message: Message) -> Attempt:
 
 
 def parented(key: Key, message: Message) -> Attempt:
-    """For any two stores, in fewer steps: making the tokens is also the look whether ours exists."""
+    """For any two stores, in fewer steps: making the tokens also checks that the message's token exists."""
     token = message.token
     entity: Entity = yield Load(key)
     if token in entity.outbox:
@@ -623,7 +623,7 @@ def parented(key: Key, message: Message) -> Attempt:
     except HandlerFailed:
         if (yield Holds(token)):
             raise
-        done = Outcome.DUPLICATE  # a copy that comes too late need not please the handler
+        done = Outcome.DUPLICATE  # for a late duplicate, the handler's error does not matter
     if done is Outcome.CONFLICT:
         return done
     if isinstance(done, Outcome):
@@ -641,7 +641,7 @@ def transactional(key: Key, message: Message) -> Attempt:
     """For one database: token, state, outbox and the new tokens change in one transaction."""
     token = message.token
     entity, has_token = yield Open(key, token)
-    if not has_token:  # so it was applied; if its entry is left, its messages may never have been sent
+    if not has_token:  # it was applied; if its entry is left, its messages may not have been sent
         if (rest := entity.outbox.get(token)) is not None:
             yield Dispatch(rest.messages(token))
             yield Finish(key, token)
@@ -664,16 +664,15 @@ def transactional(key: Key, message: Message) -> Attempt:
 
 
 Ends = tuple["Outcome | HandlerFailed | None", ...]
-"""Of messages that were folded, in their order; None: one before it failed, and it waits for that one."""
+"""Outcomes of folded messages, in order; None: an earlier message failed, and this one waits for it."""
 
 
 def folded(
     key: Key | None, messages: tuple[Message, ...], leased: Sequence[str] | None = None, *, in_order: bool = False
 ) -> Generator[Step, Any, Ends]:
-    """For one database that has the queue, too: messages of one entity, the handler folded over its state, and all of
-    it in one transaction. One that fails changes nothing, and the others are as if it had not been there; ``in_order``:
-    those behind it wait for it. ``key`` None: the handler keeps no state here. ``leased``: receipts of their rows, if
-    that was done before."""
+    """For one database with the queue: the handler is folded over the messages of one entity, in one transaction. A
+    message whose handler fails changes nothing and does not affect the others; ``in_order``: those behind it wait for
+    it. ``key`` None: the handler keeps no state here. ``leased``: receipts of the rows, if they are leased already."""
     receipts: Sequence[str | None] = leased or (yield Lease(tuple([message.token for message in messages])))
     entity: Entity | None = None if key is None else (yield Peek(key))
     state = None if entity is None else entity.state
@@ -695,7 +694,7 @@ def folded(
                 ends[number + 1 :] = [None] * (len(messages) - number - 1)
                 break
             continue
-        if done is None:  # somebody else has it now, or had
+        if done is None:  # the lease was lost to another worker
             ends[number] = Outcome.CONFLICT
             continue
         state = done.state
@@ -719,7 +718,7 @@ def folded(
 
 
 def local(key: Key, message: Message) -> Attempt:
-    """For one database that has the queue, too: the row of the message is its token."""
+    """For one database with the queue: the row of the message is its token."""
     (end,) = yield from folded(key, (message,))
     if isinstance(end, HandlerFailed):
         raise end
@@ -728,17 +727,17 @@ def local(key: Key, message: Message) -> Attempt:
 
 
 def resumed(key: Key, name: str, *, at_once: bool = False) -> Attempt:
-    """What is left to do of a stranded outbox entry, whichever plan left it; the message itself is not needed.
+    """Finishes a stranded outbox entry, whichever plan left it; the message itself is not needed.
 
-    ``at_once``: for `transactional`, which clears entries without a new version: to write all of them would bring back
-    one that was cleared since the load.
+    ``at_once``: for `transactional`, which clears entries without a new version: writing all entries would bring back
+    one cleared since the load.
     """
     entity: Entity = yield Load(key)
     if name not in entity.outbox:
         return Outcome.DUPLICATE
     if not name.endswith(ONCE):
         return (yield from _sent(entity, name, Outcome.RESUMED, at_once))
-    if (yield Holds(name.removesuffix(ONCE))):  # its message is still to come, and needs the answers
+    if (yield Holds(name.removesuffix(ONCE))):  # its message is not finished, and needs the answers
         return Outcome.CONFLICT
     if at_once:
         yield Finish(key, name)
@@ -753,22 +752,22 @@ Recovery = Callable[[Key, str], Attempt]
 PLANS: Final[Mapping[str, Plan]] = MappingProxyType(
     {"checkpointed": checkpointed, "parented": parented, "transactional": transactional, "local": local}
 )
-"""By its name: which steps process a message."""
+"""By name."""
 RECOVERIES: Final[Mapping[str, Recovery]] = MappingProxyType(
     {
         "checkpointed": resumed, "parented": resumed,
         "transactional": partial(resumed, at_once=True), "local": partial(resumed, at_once=True),
     }
 )  # fmt: skip
-"""By the name of a plan: what finishes an outbox entry that it left behind."""
+"""By the name of a plan: the attempt that finishes a stranded outbox entry."""
 
 
 def _asked(
     entity: Entity, token: str, *, at_once: bool = False, unsure: bool = False
 ) -> Generator[Step, Any, tuple[Entity, Handled | Outcome]]:
-    """What the handler made of the message. What it wants done outside is done, one after another, and each answer is
-    kept in the record before it goes on. CONFLICT: somebody else wrote that. ``unsure``: nobody looked yet whether the
-    token is there; a copy that comes too late must do nothing outside: DUPLICATE."""
+    """The handler's result. Its external calls are made one after another, and each answer is stored in the record
+    before the handler goes on. CONFLICT: another worker wrote the record. ``unsure``: the token was not checked yet; a
+    late duplicate must make no external calls: DUPLICATE."""
     name = token + ONCE
     answers = entity.outbox[name].answers if name in entity.outbox else {}
     while not isinstance(done := (yield Handle(entity.state, 0, answers)), Handled):
@@ -787,7 +786,7 @@ def _asked(
 
 
 def _asked_with_row(receipt: str, token: str, state: Any, number: int) -> Generator[Step, Any, Handled | None]:
-    """As `_asked`, where the row of the message keeps the answers, and goes with them. None: it is not ours now."""
+    """As `_asked`, but the answers are stored in the message's row, and deleted with it. None: the lease is lost."""
     answers: dict[str, Any] | None = yield Keep(receipt, {})
     while answers is not None:
         done: Handled | Asked = yield Handle(state, number, answers)
@@ -809,8 +808,8 @@ def _delivered(entity: Entity, token: str, outcome: Outcome, *, at_once: bool = 
 
 
 def _sent(entity: Entity, name: str, outcome: Outcome, at_once: bool = False) -> Attempt:
-    """From the entry to the end: tokens, messages, removal, and an empty outbox; another outcome if it could not be.
-    ``at_once``: in one database, where an entry is cleared alone."""
+    """From the entry to the end: make tokens, send, remove the token, clear the entry; another outcome if it could not.
+    ``at_once``: in one database, where the entry is cleared without writing the entity."""
     entry = entity.outbox[name]
     if entry.outgoing and not entry.attempt:
         entry = yield from _with_ids(entry)
@@ -831,7 +830,7 @@ def _sent(entity: Entity, name: str, outcome: Outcome, at_once: bool = False) ->
 
 
 def _settled(entity: Entity, name: str, entry: Entry, token: str | None) -> Attempt:
-    """In one database: all at once, then the messages; CONFLICT if somebody else was at it."""
+    """In one database: settle in one transaction, then send the messages; CONFLICT if another worker was first."""
     entry = yield from _with_ids(entry)
     settled: Settled = yield Settle(entity.keeping(name, entry) if entry.outgoing else entity, name, token)
     if settled is not Settled.DONE:
@@ -843,7 +842,7 @@ def _settled(entity: Entity, name: str, entry: Entry, token: str | None) -> Atte
 
 
 def _with_ids(entry: Entry) -> Generator[Step, Any, Entry]:
-    """The entry with the fresh ids of this attempt."""
+    """The entry with new ids for this attempt."""
     if not entry.outgoing:
         return entry
     attempt, *tokens = yield Fresh(1 + len(entry.outgoing))
@@ -851,9 +850,10 @@ def _with_ids(entry: Entry) -> Generator[Step, Any, Entry]:
 
 
 def _tidied(key: Key, token: str) -> Attempt:
-    """There is no token. What was loaded may be older than that: look again before saying that nothing is left.
+    """There is no token. The entity may have been loaded before its removal: load again, to see if an entry is left.
 
-    One of the first two plans has sent what is left; `transactional` perhaps not. So it is sent.
+    If one of the first two plans left the entry, its messages are sent; under `transactional` perhaps not, so they are
+    sent again.
     """
     entity: Entity = yield Load(key)
     entry = entity.outbox.get(token)
@@ -868,24 +868,24 @@ def _tidied(key: Key, token: str) -> Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a source has to send at one mark."""
+    """What a source sends at one mark."""
 
     key: Key
-    """Of the source: the endpoint that takes it in, and the source's name there."""
+    """The key of the source: the endpoint that takes it in, and the source's name there."""
     mark: int
     outgoing: tuple[Outgoing, ...]
     origin: str = ""
     known: bool = False
-    """Refuse a source that was never heard of: a request has to be issued before it is submitted."""
+    """Refuse an unknown source: a request must be issued before it is submitted."""
     after: int | None = None
-    """Only while the source stands at this mark. For sources that can be cut in more than one way: of two takers that
-    cut the same log differently, each would take the other's mark for a mere gap."""
+    """Only while this is the source's highest mark. For sources that can be cut in several ways: of two readers that
+    cut the same log differently, each would take the other's mark for a gap."""
     also: Mapping[str, Any] = field(default_factory=dict)
-    """What else the source's entity keeps from now on."""
+    """Further fields for the state of the source's entity."""
 
     @property
     def name(self) -> str:
-        """Of the outbox entry, which is the parent of its tokens too.
+        """Name of the outbox entry, and the parent of its tokens.
 
         >>> Taken(Key("shop", "orders.log"), 41, ()).name
         'shop/orders.log#41'
@@ -894,7 +894,7 @@ class Taken:
 
 
 def mark_of(state: Any) -> int:
-    """How far a source was taken; -1 if it never was.
+    """The highest mark taken from a source; -1 if none.
 
     >>> mark_of(None), mark_of({"mark": 41})
     (-1, 41)
@@ -903,7 +903,7 @@ def mark_of(state: Any) -> int:
 
 
 def sourced(source: Taken, *, at_once: bool = False, rows: bool = False) -> Attempt:
-    """For any two stores, ``at_once`` for one database, or ``rows`` for one that has the queue, too; ends as APPLIED,
+    """For any two stores; ``at_once``: for one database; ``rows``: for one database with the queue. Ends as APPLIED,
     RESUMED, DUPLICATE or CONFLICT."""
     entity: Entity = yield Load(source.key)
     highest = mark_of(entity.state)
@@ -935,19 +935,19 @@ SOURCED: Final[Mapping[str, Callable[[Taken], Attempt]]] = MappingProxyType(
 
 
 BODY_BYTES_MAX: Final = 256 * 1024
-"""Of one message, as JSON: what SQS takes; NATS takes 1 MiB unless told otherwise."""
+"""Of one message, as JSON: the limit of SQS; that of NATS is 1 MiB by default."""
 STATE_BYTES_MAX: Final = 1024 * 1024
-"""Of one entity, as JSON: it is read and written whole for each message."""
+"""Of one entity, as JSON: each message reads and writes it whole."""
 OUTGOING_MAX: Final = 1_000
 """Messages that one message may send."""
 ROOM: Final = 100
-"""Levels of nesting, and of calls, that a store or a transport may need beyond what a value itself has."""
+"""Levels of nesting and calls that a store or a transport may need in addition to those of a value."""
 NAME_MAX: Final = 200
 """Characters in the name of a queue, an entity, an endpoint."""
 HEADERS_BYTES_MAX: Final = 8_192
-"""Of one message, names and values together: as many web servers allow a request."""
+"""Of one message, names and values together: a common limit of web servers for a request."""
 DELAY_S_MAX: Final = 366 * 86_400
-"""A year: what is due later is a row in a calendar of yours, not a message."""
+"""A year: what is due later belongs in a calendar of the application."""
 TIME_MS_MAX: Final = 2**53
 PRIORITY_MAX: Final = 1_000
 """Either way from 0."""
@@ -965,15 +965,15 @@ class Out(NamedTuple):
     """A JSON value; also a dataclass or pydantic model, dates, decimals, UUIDs and bytes, which become text."""
     headers: Mapping[str, str] = NO_HEADERS
     delay_s: float = 0
-    """Not before so long after this was decided."""
+    """Not due earlier than this many seconds from now."""
     at_s: float = 0
-    """Instead: not before this time, in seconds since 1970, as ``datetime.timestamp()`` gives it."""
+    """Alternative to ``delay_s``: not due before this Unix time in seconds, as from ``datetime.timestamp()``."""
     priority: int = 0
-    """Within its queue the highest come first, where the queue knows priorities (NATS does not)."""
+    """Within its queue the highest come first, if the queue supports priorities (NATS does not)."""
 
     @classmethod
     def reply(cls, body: Any) -> Out:
-        """An answer to the request that all this began with; nothing is sent if it began with none."""
+        """An answer to the request at the start of the chain (`Message.origin`); not sent if there is none."""
         return cls((), body)
 
 
@@ -983,7 +983,7 @@ KeyOf = str | Callable[[Message], Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """How often, and how soon, a message comes again whose handler failed."""
+    """How often and when a message whose handler failed is redelivered."""
 
     attempts_max: int = 10
     """Deliveries before it is a dead letter."""
@@ -996,7 +996,7 @@ class Retry:
 
 
 def check_retry(retry: Any) -> None:
-    """`Misuse` for what cannot be; also of settings that have these three among others."""
+    """`Misuse` for invalid values; also for other settings objects with these three fields."""
     if type(retry.attempts_max) is not int or retry.attempts_max < 1:
         raise Misuse(f"attempts_max is {retry.attempts_max!r}, must be a whole number of at least 1")
     for name in ("backoff_s", "backoff_max_s"):
@@ -1005,29 +1005,29 @@ def check_retry(retry: Any) -> None:
 
 
 SECONDS_MAX: Final = 100 * 366 * 86_400
-"""Of any time that can be set: a hundred years. Clocks and locks cannot tell more."""
+"""The maximum of any duration setting: a hundred years. Clocks and locks cannot handle more."""
 
 
 class Handling(NamedTuple):
-    """A queue, who handles what comes there, and what names the entity."""
+    """A queue, its handler, and how a message's entity is found."""
 
     queue: str
     call: Handler
     key: KeyOf | None
     """None: the handler keeps no state here."""
     takes_db: bool = False
-    """The handler is given the connection, in the transaction that settles the message."""
+    """Pass the handler the connection, in the transaction that settles the message."""
     decode: Callable[[Any], Any] | None = None
-    """Makes what the handler wants of a body; `BadInput` if it cannot be."""
+    """Converts a body to the handler's type; `BadInput` if it cannot."""
     retry: Retry | None = None
-    """None: as the consumer is set."""
+    """None: the consumer's settings."""
     fatal: tuple[type[Exception], ...] = ()
-    """Errors that no other attempt would mend: a dead letter at once."""
+    """Errors that a retry would not fix: a dead letter at once."""
     ordered: bool = False
-    """Messages of one key are handled in the order in which they were sent."""
+    """Handle messages of one key in the order in which they were sent."""
 
     def read(self, message: Message) -> tuple[str | None, Message]:
-        """The name of its entity, if it has one, and the message as the handler wants it."""
+        """The name of the message's entity, if any, and the message with its body decoded for the handler."""
         typed = self.typed(message)
         if self.key is None:
             return None, typed
@@ -1038,7 +1038,7 @@ class Handling(NamedTuple):
 
 
 def key_of(message: Message, key: KeyOf) -> str:
-    """The name of the entity that a message is for: a field of its body, or what a function makes of the message.
+    """The name of a message's entity: a field of its body, or the result of a function of the message.
 
     >>> key_of(Message("t", "orders", {"order": 7}), "order")
     '7'
@@ -1056,14 +1056,14 @@ def key_of(message: Message, key: KeyOf) -> str:
 
 
 def check_name(name: str, what: str) -> str:
-    """The name, if it can be one: `BadInput` if it is empty, too long, or not printable."""
+    """The name; `BadInput` if it is empty, too long, or not printable."""
     if not isinstance(name, str) or not 0 < len(name) <= NAME_MAX or not name.isprintable():
         raise BadInput(f"{what} is {name!r:.300}, must be 1 to {NAME_MAX} printable characters")
     return name
 
 
 def handled(answer: Any, message: Message, now_ms: int = 0) -> Handled:
-    """What a handler returned, checked and ready to be stored; `BadInput` says what is wrong with it.
+    """A handler's return value, checked and ready to be stored; `BadInput` says what is wrong with it.
 
     >>> handled(({"paid": 20}, [Out("shipping", {"order": 7})]), Message("t", "orders", {}))
     Handled(state=Packed(text='{"paid":20}'), outgoing=(Outgoing(to='shipping', body=Packed(text='{"order":7}'), ...),))
@@ -1074,7 +1074,7 @@ def handled(answer: Any, message: Message, now_ms: int = 0) -> Handled:
     packed = _packed(state)
     if len(packed) > STATE_BYTES_MAX:
         raise BadInput(f"{message.to}: the new state has {len(packed)} bytes, more than {STATE_BYTES_MAX}")
-    # As text: what the handler keeps a hold of cannot change any more.
+    # As text: the handler can no longer change it through references that it keeps.
     headers = message.headers
     trace = {name: headers[name] for name in TRACE if name in headers} if headers else NO_HEADERS
     sent = outgoings(outgoing, message.to, message.origin, now_ms, trace) if outgoing else ()
@@ -1082,7 +1082,7 @@ def handled(answer: Any, message: Message, now_ms: int = 0) -> Handled:
 
 
 def check_answer(answer: Any, message: Message) -> Any:
-    """What somebody outside answered, as a JSON value."""
+    """The answer of an external call, as a JSON value."""
     packed = _packed(answer)
     if len(packed) > BODY_BYTES_MAX:
         raise BadInput(f"{message.to}: the answer of a call has {len(packed)} bytes, more than {BODY_BYTES_MAX}")
@@ -1092,7 +1092,7 @@ def check_answer(answer: Any, message: Message) -> Any:
 def outgoings(
     outs: Iterable[Any], where: str, origin: str = "", now_ms: int = 0, trace: Mapping[str, str] = NO_HEADERS
 ) -> tuple[Outgoing, ...]:
-    """One message per destination, each checked; ``where`` is who sends it, ``now_ms`` what delays count from."""
+    """One message per destination, each checked; ``where``: the sender, for errors; ``now_ms``: start of delays."""
     if isinstance(outs, Out):
         raise BadInput(f"{where}: what is sent must be a list of Out, not one Out alone")
     messages: list[Outgoing] = []
@@ -1123,7 +1123,7 @@ def outgoings(
 
 
 def _headers(out: Out, trace: Mapping[str, str], where: str) -> dict[str, str]:
-    """Those of the message, and the trace that it belongs to, unless it names another; by lower-case names."""
+    """The message's headers with lower-case names, and the trace headers unless it has its own."""
     size, headers = 0, {}
     for name, value in out.headers.items():
         if not (isinstance(name, str) and isinstance(value, str) and name and name.isascii() and name.isprintable()):
@@ -1136,7 +1136,7 @@ def _headers(out: Out, trace: Mapping[str, str], where: str) -> dict[str, str]:
 
 
 def _times(out: Out, now_ms: int, where: str) -> tuple[int, int]:
-    """When it is due, and how much of that is a delay."""
+    """``due_ms`` and ``delay_ms``."""
     for name, value, most in (("delay_s", out.delay_s, DELAY_S_MAX), ("at_s", out.at_s, TIME_MS_MAX // 1000)):
         if not isinstance(value, int | float) or not 0 <= value <= most:
             raise BadInput(f"{where}: {name} of a message to {out.to!r} is {value!r:.100}, must be from 0 to {most:,}")
@@ -1147,10 +1147,10 @@ def _times(out: Out, now_ms: int, where: str) -> tuple[int, int]:
 
 
 def _packed(value: Any) -> str:
-    """The value as text. One nested too deep to be stored is refused here: in the store it would fail all messages of a
-    batch, each time they come."""
+    """The value as text. A value nested too deep to be stored is refused here: in the store it would fail all messages
+    of its batch, at each delivery."""
     packed = pack(value)
-    if len(packed) > ROOM and packed.count("[") + packed.count("{") > ROOM:  # only then can it be deep
+    if len(packed) > ROOM and packed.count("[") + packed.count("{") > ROOM:  # otherwise it cannot be that deep
         for _ in range(ROOM):
             value = [value]
         pack(value)
@@ -1159,7 +1159,7 @@ def _packed(value: Any) -> str:
 
 @lru_cache(maxsize=1_000)
 def check_queue(name: str) -> str:
-    """The name of a queue, which becomes part of a subject or a path: letters, digits, ``-``, ``_`` and ``.`` within.
+    """The name of a queue, which becomes part of a subject or path: letters, digits, and inside also ``-_.``.
 
     >>> check_queue("orders.eu-1")
     'orders.eu-1'
@@ -1194,4 +1194,4 @@ RULES: Final[Mapping[Answer, str]] = {
 }
 """The verdicts on a delivery, each in one sentence."""
 ANSWERS: Final = {answer.reason: answer for answer in RULES}
-"""By reason: the names of `Outcome`, and what the consumer finds."""
+"""By reason: the names of `Outcome`, and the reasons that the consumer adds."""
