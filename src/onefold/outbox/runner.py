@@ -1,12 +1,12 @@
-"""Runs attempts: gives each the answers it asks for, and many of them side by side.
+"""Runs attempts: sends each the results of its steps, and runs many of them side by side.
 
 An attempt is a generator of steps (see `plans`). All attempts of a batch advance together: their steps are grouped by
-kind, and each kind is one call to its store. So a hundred messages cost as many round trips, and as many syncs, as one,
-and no plan knows of it. What one attempt raises ends that one. What a store raises ends all that asked it: their
-messages come again.
+kind, and each kind is one call to its store. So a hundred messages cost as many round trips and syncs as one, and the
+plans need not know. An exception in an attempt ends that attempt. An exception in a store ends all attempts of the
+call, and their messages are redelivered.
 
-Handlers that are coroutines run on one event loop, in a thread of its own: all of a batch are started before the first
-is awaited, so a hundred of them that wait for something wait together.
+Coroutine handlers run on one event loop, in a thread of its own: all of a batch are started before the first is
+awaited, so they wait concurrently.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ from onefold.outbox.ports import (
 T = TypeVar("T")
 CHANCE_BYTES: Final = 10
 TOGETHER_S: Final = 0.05
-"""So long handlers are called before what they made is settled."""
+"""After calling handlers for so long, their results are settled first."""
 TEXT_MAX: Final = 500
-"""Characters of an error that are kept with a dead letter."""
+"""Characters of an error kept with a dead letter."""
 CLOSED: Final = "the endpoint is closed: there is no loop for async handlers any more"
 
 
 def fresh_ids(many: int) -> tuple[str, ...]:
-    """Ids that nobody has ever seen: the time in milliseconds, then 80 random bits each. Time first, as in a UUIDv7:
-    what is made together lies together in an index, and ten times fewer pages of it are written."""
+    """New unique ids: the time in milliseconds, then 80 random bits each. Time first, as in a UUIDv7: ids made together
+    are adjacent in an index, so ten times fewer of its pages are written."""
     width = 2 * CHANCE_BYTES
     time, chance = f"{time_ns() // 1_000_000:012x}", token_hex(CHANCE_BYTES * many)  # one system call for all
     return tuple(time + chance[at : at + width] for at in range(0, len(chance), width))
@@ -59,7 +59,7 @@ def fresh_ids(many: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What answers the steps: two stores, or one ledger that is both, and a transport."""
+    """What performs the steps: two stores, or one ledger that is both, and a transport."""
 
     entities: EntityStore
     tokens: TokenStore
@@ -67,7 +67,7 @@ class World:
 
     @property
     def ledger(self) -> Ledger:
-        """The one store that is both; `Misuse` if they are two."""
+        """The one store of both entities and tokens; `Misuse` if they are two."""
         ledger = cast(Ledger, self.entities)
         if ledger is not self.tokens:
             raise Misuse("the plan 'transactional' needs entities and tokens in one database: these are two")
@@ -75,7 +75,7 @@ class World:
 
     @property
     def local(self) -> LocalStore:
-        """The one store that is all three; `Misuse` if it is not."""
+        """The one store of entities, tokens and queue; `Misuse` if there are several."""
         stores: list[Any] = [self.queue, self.entities, self.tokens]
         if any(store is not stores[0] for store in stores):
             raise Misuse("the plan 'local' needs entities and queue in one database: these are two")
@@ -115,42 +115,42 @@ class World:
 
 
 UNLEASED: Final = Delivery("", b"", "", 0)
-"""Of a message that came by no queue: there is nothing to acknowledge."""
+"""For a message that did not come from a queue: there is nothing to acknowledge."""
 
 
 class Work(NamedTuple):
-    """A message, and who handles it."""
+    """A message and its handler."""
 
     message: Message
     key: Key | None
-    """Its entity; None: its handler keeps no state here."""
+    """The key of its entity; None: the handler keeps no state here."""
     handling: plans.Handling
     delivery: Delivery = UNLEASED
-    """What is acknowledged when it is done, or what its row is leased by."""
+    """Acknowledged at the end, or the lease of the message's row."""
     plan: str = ""
     tries: int = 1
-    """This one included, since it was leased."""
+    """Tries since the lease, including this one."""
 
     @property
     def turn(self) -> Key | str:
-        """Its entity, where one is at a time; a message without one waits for nobody."""
+        """Its entity, which one message uses at a time; a message without an entity never waits."""
         return self.key or self.delivery.receipt
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """An attempt under way, and what it needs besides the stores."""
+    """An attempt in progress, and what it needs besides the stores."""
 
     attempt: Generator[plans.Step, Any, Any]
     works: Sequence[Work] = ()
-    """Its messages."""
+    """The messages of the attempt."""
     call: Call | None = None
-    """Calls the handler for one of them, or what that wants done outside, or starts it elsewhere."""
+    """Calls the handler for a message, or an external call that it requests; coroutines are started on the loop."""
     pending: plans.Step | None = None
     ended: Any = None
-    """What it came to, or what stopped it."""
+    """The result of the attempt, or the exception that ended it."""
     future: Future[Any] | None = None
-    """The handler that runs elsewhere."""
+    """The running coroutine, if any."""
     batch: Batch | None = None
 
     @property
@@ -171,14 +171,14 @@ class Job:
 
 
 class Batch:
-    """Jobs that one thread leads in step. While it waits for a handler, another can take over all but that one."""
+    """Jobs that one thread runs in step. While it waits for a handler, another thread can take over the other jobs."""
 
     def __init__(self, jobs: Iterable[Job] = (), ahead: Ahead | None = None) -> None:
         self.jobs: list[Job] = []
         self.ahead = ahead
-        """What to lease with the commit that ends them all."""
+        """What to lease with the commit that ends all jobs."""
         self.is_left = False
-        """Another thread has taken over: who led it is late, and not needed any more when its last job is done."""
+        """Another thread has taken over the rest: this batch's thread stops when its one remaining job is done."""
         self.lock = threading.Lock()
         self._busy: Job | None = None
         self._since = 0.0
@@ -190,7 +190,7 @@ class Batch:
             self.jobs.append(job)
 
     def enter(self, job: Job) -> bool:
-        """Before its handler is called; False: another thread has the job."""
+        """To be called before the job's handler; False: another thread has taken over the job."""
         with self.lock:
             if job.batch is not self:
                 return False
@@ -202,8 +202,8 @@ class Batch:
             self._busy = None
 
     def cut(self, hold_s: float) -> Batch | None:
-        """All jobs but the one whose handler has taken longer than that; None if there is no such handler. To be called
-        with the lock."""
+        """All jobs but the one whose handler has run for ``hold_s``; None if there is none. The caller must hold
+        the lock."""
         busy = self._busy
         if busy is None or self.is_left or monotonic() - self._since < hold_s:
             return None
@@ -213,8 +213,8 @@ class Batch:
 
 
 def run(world: World | _Within, batch: Batch, late_s: float | None = None) -> None:
-    """Run all attempts to their ends. ``late_s``: so long coroutines are waited for; whoever has none ready then is
-    left as it is, and can be run on in another batch."""
+    """Run all attempts to their ends. ``late_s``: how long to wait for coroutines; jobs whose coroutine is not done by
+    then stay unfinished, and can continue in another batch."""
     for job in batch.jobs:
         if job.pending is None and job.ended is None:
             job.go_on(None)
@@ -246,15 +246,15 @@ def run(world: World | _Within, batch: Batch, late_s: float | None = None) -> No
 
 
 def ends(world: World | _Within, jobs: Iterable[Job]) -> list[Any]:
-    """Run them; what each came to, or what stopped it."""
+    """Run the jobs; for each its result, or the exception that ended it."""
     batch = Batch(jobs)
     run(world, batch)
     return [job.ended for job in batch.jobs]
 
 
 def _call_handlers(batch: Batch, group: list[Job], late_s: float | None) -> bool:
-    """Whether any went on. Coroutines are all started before any is awaited. After some time the others wait for what
-    is ready to be settled."""
+    """Whether any job advanced. All coroutines are started before any is awaited. After `TOGETHER_S` the remaining
+    handlers wait until the finished ones are settled."""
     began, some = monotonic(), False
     try:
         for job in group:
@@ -295,13 +295,13 @@ def _call_handlers(batch: Batch, group: list[Job], late_s: float | None) -> bool
 
 
 def run_one(world: World, attempt: Attempt) -> Outcome:
-    """Run one attempt that has no handler; what stops it is raised."""
+    """Run one attempt that has no handler; raises the exception that ends it."""
     (ended,) = ends(world, [Job(attempt)])
     return raised(ended)
 
 
 def raised(ended: Outcome | Exception) -> Outcome:
-    """The outcome; an error is raised, a handler's own instead of ours around it."""
+    """The outcome; an error is raised, and for `HandlerFailed` the handler's own error."""
     if isinstance(ended, HandlerFailed) and ended.__cause__ is not None:
         raise ended.__cause__
     if isinstance(ended, Exception):
@@ -310,10 +310,10 @@ def raised(ended: Outcome | Exception) -> Outcome:
 
 
 class Loop:
-    """An event loop in a thread of its own, which is started when the first coroutine comes."""
+    """An event loop in a thread of its own, started with the first coroutine."""
 
     def __init__(self, name: str = "onefold-handlers", closed: str = CLOSED) -> None:
-        """``closed`` is what `Misuse` says when that is the case."""
+        """``closed``: the text of the `Misuse` raised after `close`."""
         self._name, self._closed = name, closed
         self._lock = threading.Lock()
         self._is_open = True
@@ -324,7 +324,7 @@ class Loop:
             raise Misuse(self._closed)
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start it there; the result can be waited for in any other thread."""
+        """Start a coroutine on the loop; any other thread can wait for the result."""
         with self._lock:
             if not self._is_open:
                 work.close()
@@ -336,7 +336,7 @@ class Loop:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self, last: Callable[[], Awaitable[object]] | None = None) -> None:
-        """Do what is ``last``, cancel what still runs, and end the thread. May be called twice."""
+        """Await ``last()``, cancel the tasks still running, and end the thread. May be called twice."""
 
         async def end() -> None:
             if last is not None:
@@ -362,7 +362,7 @@ Call = Callable[[Work, "plans.Handle | plans.Call"], Any]
 
 @dataclass(frozen=True, slots=True)
 class HandlerCalls:
-    """A `Job.call`: what a handler returns is checked, and whatever goes wrong is `HandlerFailed`."""
+    """A `Job.call`: checks what a handler returns, and turns every error into `HandlerFailed`."""
 
     loop: Loop
     now_ms: int = 0
@@ -393,7 +393,7 @@ class HandlerCalls:
             raise
         except BaseException as error:  # SystemExit and the like must not end a thread of the consumer either
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                raise  # somebody pressed Ctrl-C
+                raise  # Ctrl-C
             raise _failure(message, error) from error
         return self.loop.begin(self._awaited(work, step, answer, context))
 
@@ -404,7 +404,7 @@ class HandlerCalls:
             return asked
         except GeneratorExit:
             raise
-        except BaseException as error:  # here it would end the loop, and all who wait for it would wait for ever
+        except BaseException as error:  # it would end the loop, and threads waiting for results would hang
             raise _failure(work.message, error) from error
 
     def _checked(self, work: Work, step: Any, answer: Any, context: plans.Context | None = None) -> Any:
@@ -425,7 +425,7 @@ def takes_context(call: Handler) -> bool:
     """Whether a handler has a parameter ``ctx``."""
     try:
         return _takes_context(call)
-    except TypeError:  # it cannot be hashed, as a dataclass with `__call__`
+    except TypeError:  # not hashable, for example a dataclass with `__call__`
         return _takes_context.__wrapped__(call)
 
 
@@ -433,7 +433,7 @@ def takes_context(call: Handler) -> bool:
 def _takes_context(call: Handler) -> bool:
     try:
         return "ctx" in inspect.signature(call).parameters
-    except (TypeError, ValueError):  # one that is written in C does not say
+    except (TypeError, ValueError):  # a function written in C may have no signature
         return False
 
 
@@ -460,7 +460,7 @@ def job_of(works: Sequence[Work], call: HandlerCalls) -> Job:
 
 
 def attempted(world: World, work: Work, call: HandlerCalls) -> Any:
-    """Try a message once: what it came to, or what stopped it."""
+    """Try a message once: the result, or the exception that ended it."""
     if work.handling.takes_db:
         (end,) = in_transaction(world, [[work]], call)
     else:
@@ -488,8 +488,8 @@ class _Undone(Exception):
 
 
 def in_transaction(world: World, groups: Sequence[Sequence[Work]], call: HandlerCalls) -> list[Any]:
-    """Messages whose handlers take the connection, by entity: all in one transaction, each handler in a savepoint. If
-    anybody else was faster all is undone, what the handlers wrote too, and each entity tried in one of its own."""
+    """Messages whose handlers take the connection, by entity: all in one transaction, each handler in a savepoint. On
+    any conflict all is rolled back, also what the handlers wrote, and each entity is tried in its own transaction."""
 
     def work(transaction: LocalTransaction) -> list[Any]:
         within = replace(call, db=transaction)
