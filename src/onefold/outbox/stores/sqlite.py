@@ -1,27 +1,27 @@
-"""A ledger and a queue in SQLite files, for all processes of one machine; both may be in one file. Those in memory are
-the same over a database that has no file: right among the threads of one process, gone with it.
+"""A ledger and a queue in SQLite files, for all processes of one machine; both may be in one file. The in-memory
+versions are the same over a database without a file: correct among the threads of one process, and lost with it.
 
-Each call is one transaction: one sync for all that it was given, however many there are. A transaction that writes
-holds the write lock from its beginning, so what it looks at stays as it is until it ends. What only reads waits for
-nobody.
+Each call is one transaction, and one sync for all its arguments, however many. A writing transaction holds the write
+lock from its start, so what it reads cannot change before it ends. Readers do not wait for writers.
 
-*The ledger.* An entity and its entries are read by one statement, so they are of one moment. A write names the version
-that was read, and the row says by not being found that somebody else was faster. The tables have no row numbers of
-their own: equal content is equal rows, whatever was there before. That keeps a table that is filled and emptied all day
-small, and lets the explorer tell when two histories led to the same state.
+*The ledger.* One statement reads an entity and its entries, so they are consistent. A write names the version that was
+read; if no row matches, another writer was first. The tables have no rowids: equal content is equal rows, whatever was
+there before. That keeps a table that is filled and emptied all day small, and lets the explorer detect that two
+histories led to the same state.
 
-*The queue.* A row is a parcel. ``due_ms`` is 0 while it waits; on loan, or given back with a delay, it says when it may
-be given out again. So one index by queue and ``due_ms`` leads to both: those that wait, in their order, and those whose
-time came. From each no more than the batch is read, however many rows there are. ``loan`` is the number of the delivery
-that holds the row. It is part of the receipt, and a receipt whose loan is over changes nothing. Positions are never
-used twice (``autoincrement``): else a late acknowledgement could hit a new parcel. Who waits asks SQLite for
-``data_version``, which changes when another connection wrote, and is woken at once by threads of its own process.
+*The queue.* A row is a parcel. ``due_ms`` is 0 while it waits; for a leased or delayed row it is the time when it may
+be delivered again. So one index by queue and ``due_ms`` finds both: waiting rows in their order, and rows that are due
+again. Of each no more than a batch is read, however many rows there are. ``loan`` is the number of the delivery that
+leases the row. It is part of the receipt, and a receipt with an old number changes nothing. Positions are never reused
+(``autoincrement``): otherwise a late acknowledgement could delete a new parcel. A waiter polls SQLite's
+``data_version``, which changes when another connection has written; threads of its own process wake it at once.
 
-The clock must be the same for all that share the file. One that is set forward ends leases early: then there are
-copies, which a queue may always deliver. One that comes back again would leave rows due in months. So a row keeps how
-long its lease or delay is (``span_ms``), and one that began later than it is now is due. To find those without another
-index, each look asks when the row of each queue that is due last began. If that is no time to come, no row of the queue
-waits longer than that one does, which is at most its own lease or delay; if it is, all such rows are made due.
+All processes that share the file must use the same clock. A clock set forward ends leases early: that only causes
+duplicates, which a queue may always deliver. Set back again, it would leave rows due in months. So a row keeps the
+length of its lease or delay (``span_ms``), and a row whose lease or delay began in the future is due. To find these
+rows without another index, each lease checks when the row that is due last in each queue began. If not in the future,
+no row of the queue waits longer than that row's own lease or delay; otherwise all rows that began in the future are
+made due.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ _LISTED: Final = """
     select token, destination, parent, attempt, at_ms from outbox_tokens
     where token > ? order by token limit ?
 """
-# Few tokens have a parent, for a moment each: they are found by the index that holds these alone.
+# Few tokens have a parent, and only briefly: the partial index contains only these.
 _ORPHANS: Final = """
     select token, destination, parent, attempt, at_ms from outbox_tokens as t indexed by outbox_children
     where parent <> '' and token > ? and not exists (select 1 from outbox_tokens as p where p.token = t.parent)
@@ -138,21 +138,21 @@ _NAME_REALM: Final = "insert into outbox_realm select ? where not exists (select
 
 
 CHUNK: Final = 64
-"""Rows that a statement takes at once."""
+"""Rows per statement."""
 
 
 class SharedFile(Database):
-    """A file whose connection threads share: one transaction at a time, and none once it is closed."""
+    """A file whose connection is shared by threads: one transaction at a time, none after `close`."""
 
     def __init__(self, path: str | PathLike[str], schema: Sequence[str], kind: str, *, busy_s: float) -> None:
-        """``kind`` is what it is to people: a ledger or a queue."""
+        """``kind``: the word for it in error messages, such as ledger or queue."""
         self._share(kind)
         super().__init__(path, schema, busy_s=busy_s)
 
     def _share(self, kind: str) -> None:
         self._kind = kind
         self.turn = Condition()
-        """Who has it has the connection; those who wait for it are told of the end."""
+        """The lock on the connection; `close` wakes the threads that wait on it."""
         self._open = True
 
     def check_open(self) -> None:
@@ -161,7 +161,7 @@ class SharedFile(Database):
 
     @contextmanager
     def writing(self, rows: object = True) -> Iterator[sqlite3.Connection]:
-        """Without any ``rows`` to write there is no need to wait for other writers."""
+        """If ``rows`` is empty, nothing is written: do not wait for other writers."""
         with self.turn:
             self.check_open()
             with super().writing() if rows else super().reading() as db:
@@ -169,7 +169,7 @@ class SharedFile(Database):
 
     @contextmanager
     def reading(self, *, many: bool = False) -> Iterator[sqlite3.Connection]:
-        """``many`` statements: one transaction for all, for SQLite's own for each costs more than the reading."""
+        """``many``: one transaction for several statements; SQLite's implicit one for each costs more than the read."""
         with self.turn:
             self.check_open()
             with super().reading() as db:
@@ -183,7 +183,7 @@ class SharedFile(Database):
 
     @contextmanager
     def tidying(self) -> Iterator[sqlite3.Connection]:
-        """A transaction without a sync: a power cut may undo it, until the next one that is synced makes it durable
+        """A transaction without a sync: a power cut may undo it, until the next synced transaction makes it durable
         too."""
         with self.reading() as db:
             try:
@@ -194,7 +194,7 @@ class SharedFile(Database):
                 try:
                     db.execute("pragma synchronous=full")
                 except BaseException:
-                    db.close()  # rather no ledger than one that forgets
+                    db.close()  # better no ledger than one without durability
                     raise
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class SharedFile(Database):
 
 
 class Borrowed(SharedFile):
-    """A connection that somebody else opened, and will close: whether it is durable is theirs to know."""
+    """A connection opened and closed by its owner, who is responsible for durability."""
 
     path = "a borrowed connection"
 
@@ -219,7 +219,7 @@ class Borrowed(SharedFile):
     tidying = SharedFile.writing
 
     def close(self) -> None:
-        """Leave it open."""
+        """Stop using the connection, without closing it."""
         self._open = False
 
 
@@ -229,12 +229,12 @@ class SqliteLedger:
     def __init__(
         self, path: str | PathLike[str], clock_ms: Callable[[], int] = wall_ms, *, busy_s: float = BUSY_S
     ) -> None:
-        """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
+        """Open or create the file; `StoreFailed` after waiting ``busy_s`` for other writers."""
         self._begin_ledger(SharedFile(path, LEDGER_SCHEMA, "ledger", busy_s=busy_s), clock_ms)
 
     @classmethod
     def over(cls, connection: sqlite3.Connection, clock_ms: Callable[[], int] = wall_ms) -> SqliteLedger:
-        """On a connection that somebody else owns, and closes; nothing is said about durability there."""
+        """On a connection owned and closed by the caller; its durability is not checked."""
         ledger = cls.__new__(cls)
         ledger._begin_ledger(Borrowed(connection, LEDGER_SCHEMA, "ledger"), clock_ms)
         return ledger
@@ -261,7 +261,7 @@ class SqliteLedger:
     def persist(self, entities: Sequence[plans.Entity]) -> list[bool]:
         written = []
         with self._database.writing(entities) as db:
-            now_ms = self._clock_ms()  # with the write lock in hand: whoever waited for it has not aged
+            now_ms = self._clock_ms()  # after taking the write lock: waiting for it must not count as age
             for entity in entities:
                 written.append(_changed(db, _UPDATE if entity.version else _INSERT, [_row(entity, now_ms)]) == 1)
                 if not written[-1]:
@@ -277,7 +277,7 @@ class SqliteLedger:
     def stranded(
         self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = ports.FOREVER_MS
     ) -> list[ports.Stranded]:
-        """There are as many entries as messages under way, so all are looked at: an index would cost each write."""
+        """Scans all entries: there are only as many as messages in progress, and an index would slow every write."""
         with self._database.reading() as db:
             rows = db.execute(_STRANDED, (before_ms, after_ms, endpoint, limit)).fetchall()
         return [ports.Stranded.stored(*row) for row in rows]
@@ -291,7 +291,7 @@ class SqliteLedger:
             return _holds(db, tokens)
 
     def create(self, births: Sequence[plans.Create]) -> list[bool]:
-        if not any(birth.tokens for birth in births):  # only asked whether the parents are there
+        if not any(birth.tokens for birth in births):  # nothing to make: only check the parents
             exist = iter(self.holds([birth.parent for birth in births if birth.guarded]))
             return [not birth.guarded or next(exist) for birth in births]
         created = []
@@ -305,7 +305,7 @@ class SqliteLedger:
         return created
 
     def remove(self, removals: Sequence[plans.Remove]) -> None:
-        # The second removal of a token finds nothing left; different tokens do not touch each other's children.
+        # A second removal of the same token has no effect; different tokens have different children.
         first = {removal.token: removal for removal in reversed(removals)}
         tokens = [(token,) for token in first]
         if tokens:
@@ -323,12 +323,12 @@ class SqliteLedger:
             return [ports.Token(*row) for row in db.execute(_ORPHANS if orphans else _LISTED, (after, limit))]
 
     def live(self) -> ports.Live:
-        """Cost: it looks at each token."""
+        """Cost: scans all tokens."""
         with self._database.reading() as db:
             return ports.Live(*db.execute(_LIVE).fetchone())
 
     def warnings(self) -> list[str]:
-        """None: what can lose something is not opened."""
+        """None: a store that could lose commits is not opened."""
         return []
 
     def open(self, steps: Sequence[plans.Open]) -> list[tuple[plans.Entity, bool]]:
@@ -342,9 +342,9 @@ class SqliteLedger:
         return opened
 
     def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
-        """Nearly always all of a batch is in order: every token is there and every version is right. Then the batch is
-        a handful of statements, each for all of its rows at once, and their row counts say that nothing was missing. If
-        one was, all is undone up to the savepoint, and each step is judged alone."""
+        """Nearly always the whole batch succeeds: every token exists and every version matches. Then it takes a handful
+        of statements, each for all rows, and their row counts show that nothing was missing. Otherwise all is rolled
+        back to the savepoint, and each step is tried alone."""
         with self._database.writing(steps) as db:
             now_ms = self._clock_ms()
             if _settled(db, steps, now_ms):
@@ -358,7 +358,7 @@ class SqliteLedger:
             return answers
 
     def finish(self, steps: Sequence[plans.Finish]) -> None:
-        """Not synced: an entry that a power cut brings back is sent once more, and nobody has a token for it."""
+        """Not synced: an entry restored by a power cut is sent again, and the tokens filter out the duplicates."""
         if steps:
             with self._database.tidying() as db:
                 _changed(db, _DROP, [(*step.key, step.name) for step in steps])
@@ -368,12 +368,12 @@ class SqliteLedger:
 
 
 def _row(entity: plans.Entity, now_ms: int) -> tuple[Any, ...]:
-    """What `_UPDATE` or, for a new one, `_INSERT` takes."""
+    """The values for `_UPDATE` or, for a new entity, `_INSERT`."""
     return entity.packed_state, now_ms, entity.version + 1, *entity.key
 
 
 def _chunks(rows: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Rows for one statement each: not too many, so that statements of all sizes stay prepared."""
+    """Rows for one statement each: few enough that the statements of all sizes stay prepared."""
     for start in range(0, len(rows), CHUNK):
         yield rows[start : start + CHUNK]
 
@@ -384,13 +384,13 @@ def _statement(sql: str, width: int, rows: int) -> str:
 
 
 def _executed(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> Iterator[sqlite3.Cursor]:
-    """A statement for ``{rows}``: half the time of `executemany`, which takes a step of the database for each row."""
+    """Executes a statement with ``{rows}``: half the time of `executemany`, which runs the statement for each row."""
     for chunk in _chunks(rows):
         yield db.execute(_statement(sql, len(chunk[0]), len(chunk)), list(chain.from_iterable(chunk)))
 
 
 def _changed(db: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> int:
-    """How many rows a statement inserted, updated or deleted."""
+    """The number of rows that a statement inserted, updated or deleted."""
     return sum(cursor.rowcount for cursor in _executed(db, sql, rows))
 
 
@@ -400,13 +400,13 @@ def _holds(db: sqlite3.Connection, tokens: Sequence[str]) -> list[bool]:
 
 
 def _settled(db: sqlite3.Connection, steps: Sequence[plans.Settle], now_ms: int) -> bool:
-    """Whether all was in order; if not, nothing is changed."""
+    """Settle all steps; False, with nothing changed, if any cannot be settled."""
     sending = [(step, entry) for step in steps if (entry := step.entry)]
     spent = [(step.token,) for step in steps if step.token is not None]
     born = {(out.token,) for _, entry in sending for out in entry.outgoing}
     keys = {step.entity.key for step in steps}
     if len(steps) > 1 and (len(keys) < len(steps) or len(set(spent)) < len(spent) or not born.isdisjoint(spent)):
-        return False  # a step needs what another one changes: their order makes a difference
+        return False  # one step depends on another: their order matters
     old = [_row(step.entity, now_ms) for step in steps if step.entity.version]
     new = [_row(step.entity, now_ms) for step in steps if not step.entity.version]
     db.execute("savepoint settle")
@@ -427,11 +427,11 @@ def _settled(db: sqlite3.Connection, steps: Sequence[plans.Settle], now_ms: int)
 
 
 POLL_S = 0.02
-"""How long a parcel of another process may lie unseen: a fiftieth of a second; a look costs some microseconds."""
+"""How long a parcel sent by another process may go unnoticed: 20 ms; a poll costs some microseconds."""
 
 SPAN_MS = 3_600_000
-"""Taken for the length of a lease that an earlier version gave, which did not say: an hour, a dozen times the longest
-delay by default."""
+"""The assumed length of leases from earlier versions, which did not store it: an hour, a dozen times the longest
+default delay."""
 
 QUEUE_SCHEMA: Final = (
     f"""
@@ -521,7 +521,7 @@ _NO_TURN: Final = """
     select position, payload from outbox_queue where queue = ? and turn is null order by position limit ?
 """
 _NAME_TURN: Final = "update outbox_queue set turn = ? where position = ?"
-# "due": not on loan, and not waiting; so it is too if it began to wait later than it is now.
+# Due: neither leased nor delayed; also if its lease or delay began in the future.
 _IN_TURN: Final = """
     select position from outbox_queue as q
     where queue = ?1 and turn is not null and (due_ms <= ?2 or due_ms - span_ms > ?2 + ?3) and not exists (
@@ -550,7 +550,7 @@ class SqliteQueue:
         self, path: str | PathLike[str], clock_ms: Callable[[], int] = wall_ms, *,
         poll_s: float = POLL_S, busy_s: float = BUSY_S,
     ) -> None:  # fmt: skip
-        """Open or create the file; other writers are waited for ``busy_s`` at most, then it is `StoreFailed`."""
+        """Open or create the file; `StoreFailed` after waiting ``busy_s`` for other writers."""
         if not poll_s > 0:
             raise Misuse(f"poll_s is {poll_s}, must be more than 0", poll_s=poll_s)
         self._begin_queue(SharedFile(path, QUEUE_SCHEMA, "queue", busy_s=busy_s), clock_ms, poll_s)
@@ -570,7 +570,7 @@ class SqliteQueue:
             self._tell()
 
     def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[ports.Delivery]:
-        """The oldest of all these queues together; a waiter that the queue is closed on is told so by `Misuse`."""
+        """The oldest of all these queues together; `Misuse` if the queue is closed while waiting."""
         queues = ports.check_lease(queues, limit, lease_ms, wait_ms)
         deadline = monotonic() + wait_ms / 1000
         with self._database.turn:
@@ -583,10 +583,10 @@ class SqliteQueue:
                         return leased
                 if not wait_ms or (seen is not None and not self._wait(deadline, queues, seen)):
                     return []
-                seen = self._seen()  # before looking again: what comes while we look is noticed after it
+                seen = self._seen()  # before the next query: a later change is noticed after it
 
     def _taken(self, db: sqlite3.Connection, queues: Sequence[str], limit: int, lease_ms: int) -> list[ports.Delivery]:
-        """Not synced: a lease that a power cut takes back comes again."""
+        """Not synced: if a power cut undoes a lease, the parcel is redelivered."""
         with self._database.tidying():
             return self._lent(db, self._due(db, queues, limit), lease_ms)
 
@@ -604,7 +604,7 @@ class SqliteQueue:
         ]
 
     def acknowledge(self, deliveries: Sequence[ports.Delivery]) -> None:
-        """Not synced: what a power cut brings back is a copy."""
+        """Not synced: a parcel restored by a power cut is a duplicate."""
         lent = [delivery.numbers for delivery in deliveries]
         self._database.check_open()
         if lent:
@@ -655,12 +655,12 @@ class SqliteQueue:
             db.executemany(_FORGET, numbers)
 
     def waiting(self) -> dict[str, int]:
-        """How many parcels each queue holds. Cost: all rows of an index are counted."""
+        """The number of parcels in each queue. Cost: counts all rows of an index."""
         with self._database.reading() as db:
             return dict(db.execute(_WAITING).fetchall())
 
     def strayed(self, *, mend: bool = False) -> list[ports.Strayed]:
-        """Rows whose lease or delay began later than it is now; all are looked at. Mended in one transaction."""
+        """Rows whose lease or delay began in the future; scans all rows. ``mend`` is done in the same transaction."""
         with self._database.writing(mend) as db:
             now_ms = self._clock_ms()
             strayed = [ports.Strayed(*row) for row in db.execute(_STRAYED, [now_ms, ports.STEP_MS])]
@@ -673,7 +673,7 @@ class SqliteQueue:
         self._database.close()
 
     def _due(self, db: sqlite3.Connection, queues: Sequence[str], limit: int) -> list[int]:
-        """In a transaction: what can be leased, also what waits for a time that only a wrong clock can have set."""
+        """In a transaction: the rows that can be leased, including rows delayed by a wrong clock."""
         if self._strayed(db, queues):
             self._make_due(db, queues)
         return self._find(db, queues, limit)
@@ -686,7 +686,7 @@ class SqliteQueue:
         db.executemany(_MAKE_DUE, [(queue, now_ms + ports.STEP_MS) for queue in queues])
 
     def _began_ms(self, db: sqlite3.Connection, queues: Sequence[str]) -> int:
-        """When the last of the leases and delays began that end last in their queue."""
+        """The latest start of a lease or delay, among the row of each queue that is due last."""
         rows = [db.execute(_BEGAN, [queue]).fetchone() for queue in queues]
         return max((row[0] for row in rows if row is not None), default=0)
 
@@ -698,7 +698,7 @@ class SqliteQueue:
         return [position for _, position in found]
 
     def _wait(self, deadline: float, queues: Sequence[str], seen: tuple[int, int]) -> bool:
-        """Until there may be something to lease: False if the time is up first."""
+        """Wait until there may be something to lease; False on timeout."""
         with self._database.reading() as db:
             dues = [db.execute(_NEXT, [queue]).fetchone()[0] for queue in queues]
             began_ms = self._began_ms(db, queues)
@@ -712,7 +712,7 @@ class SqliteQueue:
         return False
 
     def _seen(self) -> tuple[int, int]:
-        """Another value when this object, or anybody else, wrote the file."""
+        """A value that changes when this object or another connection has written the file."""
         with self._database.reading() as db:
             return self._changes, db.execute("pragma data_version").fetchone()[0]
 
@@ -739,7 +739,7 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
 
     @classmethod
     def over(cls, connection: sqlite3.Connection, clock_ms: Callable[[], int] = wall_ms) -> SqliteLocal:
-        """On a connection that somebody else owns, and closes; nothing is said about durability there."""
+        """On a connection owned and closed by the caller; its durability is not checked."""
         store = cls.__new__(cls)
         store._begin(Borrowed(connection, LOCAL_SCHEMA, "store"), clock_ms)
         return store
@@ -763,7 +763,7 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
             return self._peeked(db, keys)
 
     def transact(self, work: Callable[[ports.LocalTransaction], T]) -> T:
-        """Handlers that take the connection have the file's one write lock: others wait for them."""
+        """Handlers that take the connection hold the file's one write lock: other writers wait."""
         with self._database.writing() as db:
             return work(_Transaction(self, db))
 
@@ -788,7 +788,7 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
     ) -> list[ports.Delivery]:
         ports.check_lease([queue], limit, lease_ms, 0)
 
-        def find() -> list[int]:  # with the write lock in hand
+        def find() -> list[int]:  # under the write lock
             new = db.execute(_NO_TURN, [queue, limit]).fetchall()
             db.executemany(_NAME_TURN, [(turn_of(payload), position) for position, payload in new])
             return [at for (at,) in db.execute(_IN_TURN, [queue, self._clock_ms(), ports.STEP_MS, limit])]
@@ -819,7 +819,7 @@ class SqliteLocal(SqliteLedger, SqliteQueue):
             return answers
 
     def _committed(self, db: sqlite3.Connection, steps: Sequence[plans.Commit], now_ms: int) -> bool:
-        """Whether all was in order; if not, nothing is changed."""
+        """Commit all steps; False, with nothing changed, if any cannot be committed."""
         rows = [ports.numbers_of(receipt)[:1] for step in steps for receipt in step.receipts]
         entities = [step.entity for step in steps if step.entity is not None]
         old = [_row(entity, now_ms) for entity in entities if entity.version]
@@ -869,7 +869,7 @@ class _Transaction:
 
 
 class InMemory(Borrowed):
-    """A connection to a database of its own, which is gone when it is closed."""
+    """A connection to its own in-memory database, which is lost on `close`."""
 
     path = "memory://"
 
@@ -890,7 +890,7 @@ class MemoryLedger(SqliteLedger):
     """
 
     def __init__(self, clock_ms: Callable[[], int] = wall_ms, realm: str | None = None) -> None:
-        """Begin with nothing; ``realm``: the name that messages know this store by, a new one if it is not given."""
+        """Starts empty; ``realm``: the name of this store in messages, a new one by default."""
         self._begin_ledger(InMemory(LEDGER_SCHEMA, "ledger"), clock_ms, realm)
 
 
