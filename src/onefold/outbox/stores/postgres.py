@@ -1,24 +1,24 @@
 """A ledger in PostgreSQL, for endpoints on several machines.
 
-Nearly every call is one statement: one round trip, one commit, however many it was given. When a connection breaks
-while it waits for its answer nobody knows whether the call was done: that is `StoreFailed`, and it is not made again
-here. The attempt is begun anew, and finds out.
+Nearly every call is one statement: one round trip, one commit, however many arguments. If a connection breaks while
+waiting for the result, it is unknown whether the call was done: the call raises `StoreFailed` and is not retried here.
+The next attempt finds out.
 
-*Locks.* What a call changes it locks first, tokens before entities and each in a fixed order, so two calls wait for
-each other, never in a circle. Entities are locked in the order of their keys and checked against the version that was
-read; new ones are added after that, in the same order. (A batch that writes one entity twice is two statements, and can
-meet another of its kind. PostgreSQL undoes one, and it is made again.) Tokens are locked in the order of their birth,
-not of their names: a child that was born while we waited for its parent would come before it half of the time. A row
-that was locked is written by its place (ctid), without another search. If somebody else wrote it while we waited for
-the lock, its version has grown and it is not found.
+*Locks.* A call first locks what it changes, tokens before entities and each in a fixed order, so calls cannot deadlock.
+Entities are locked in key order and checked against the version that was read; new entities are inserted after that, in
+the same order. (A batch that writes one entity twice takes two statements, and can deadlock with another such batch.
+PostgreSQL rolls one back, and it is retried.) Tokens are locked in the order of creation, not by name: a child created
+while we waited for its parent would sort before the parent half of the time. A locked row is written by its ctid,
+without another search. If another writer changed it while we waited for the lock, its version is higher and the row is
+not found.
 
-A guarded birth holds its parent's row until its tokens are there. So a removal that comes second waits, and then looks
-for children with a statement of its own: the one that waited still sees the world as it was before.
+A guarded `create` locks its parent's row until its tokens exist. So a concurrent removal waits, and then looks for
+children in a separate statement: the statement that waited still has the snapshot from before.
 
-*Plans.* A plan that PostgreSQL made for a table of ten rows is kept, and is bad for one of a million: tables that are
-filled and emptied all day have no size to plan for. So statements are written such that only a look into an index is
-left, full scans are off, and one plan is made for all calls. Names are compared byte by byte (collation "C"), as in
-every other store, whatever language the database speaks.
+*Plans.* PostgreSQL keeps a plan made for a table of ten rows, and it is bad for a million: tables that are filled and
+emptied all day have no typical size. So statements are written such that only index lookups are possible, sequential
+scans are off, and one generic plan serves all calls. Names are compared byte by byte (collation "C"), as in every other
+store, whatever the database's locale.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from onefold.stores.postgres import SCHEMES, Connection, Connections, PostgresAd
 Step = TypeVar("Step")
 
 CONNECTIONS_MAX: Final = 8
-"""PostgreSQL allows 100 in all, unless told otherwise: room for a dozen processes."""
+"""PostgreSQL allows 100 in all by default: room for a dozen processes."""
 TIMEOUT_S: Final = 10.0
 """For a statement, a lock, a connection: a commit takes milliseconds, and a lease is 30 s."""
 
@@ -55,7 +55,7 @@ SCHEMA: Final = (
         primary key (endpoint, name)
     ) with (fillfactor = 80)
     """,
-    # It was there in earlier versions: an index on what each write changes makes HOT updates impossible.
+    # Earlier versions had this index; an index on a column that every write changes prevents HOT updates.
     "drop index if exists outbox_tombstones",
     """
     create table if not exists outbox_entries (
@@ -81,7 +81,7 @@ SCHEMA: Final = (
     "create table if not exists outbox_realm (realm text not null, one boolean primary key default true check (one))",
     *ports.SCHEMA_TABLE,
 )
-# Two that make the tables at once: "if not exists" is no protection against that, one would fail.
+# For two processes that create the tables at once: despite "if not exists", one would fail.
 _ONE_MAKER: Final = "select pg_advisory_xact_lock(hashtextextended('onefold.outbox.' || current_schema(), 0))"
 _MISSING: Final = "select 1 from unnest(%s::text[]) as wanted (name) where to_regclass(quote_ident(name)) is null"
 
@@ -94,11 +94,11 @@ _SETTINGS: Final = """
         set_config('jit', 'off', false)
     from pg_namespace where nspname = coalesce(%s, current_schema())
 """
-# Said again for this session, so that a new configuration cannot change it under our feet.
+# Set again for this session, so that a reload of the configuration cannot change it.
 _DURABILITY: Final = """
     select set_config('synchronous_commit', current_setting('synchronous_commit'), false), current_setting('fsync')
 """
-# "remote_apply" waits for even more. The others can answer before what was answered is safe.
+# "remote_apply" waits for even more. With the other values, a commit can return before it is durable.
 DURABLE: Final = ("on", "remote_apply")
 
 _OPEN: Final = """
@@ -121,7 +121,7 @@ _ASKED: Final = """
         ) with ordinality as a (endpoint, name, version, state, token, n)
     )
 """
-# From "able", what may be written, to "won", what was.
+# From "able", the steps that may be written, to "won", those that were.
 _WRITTEN: Final = """
     known as materialized (
         select a.n, a.state, e.place
@@ -194,7 +194,7 @@ _SETTLE: Final = f"""
     )
     select a.n, w.n is not null from able as a left join won as w using (n)
 """  # noqa: S608 # parts of this file alone
-# The setting is that of the one transaction, and what it is at its end counts.
+# The setting applies to this transaction only; its value at the commit counts.
 _FINISH: Final = """
     with loose as materialized (select set_config('synchronous_commit', 'off', true))
     delete from outbox_entries as x
@@ -208,7 +208,7 @@ _STRANDED: Final = """
         and (%(endpoint)s::text is null or endpoint = %(endpoint)s)
     order by at_ms, endpoint, name, entry_name limit %(limit)s
 """
-# A tombstone that somebody else is at is no old one any more.
+# "skip locked": a tombstone that another transaction is writing is no longer old.
 _PURGE: Final = """
     delete from outbox_entities where ctid = any(array(
         select ctid from outbox_entities as e
@@ -284,7 +284,7 @@ class PostgresLedger:
         self, url: str, clock_ms: Callable[[], int] | None = None, *,
         connections_max: int = CONNECTIONS_MAX, timeout_s: float = TIMEOUT_S,
     ) -> None:  # fmt: skip
-        """Connect to ``postgresql://user:password@host/database#schema``, and make the tables that are not there.
+        """Connect to ``postgresql://user:password@host/database#schema``, and create missing tables.
 
         Without ``#schema`` they are in the first schema of the search path. `Misuse` if the server could lose a commit.
         """
@@ -328,7 +328,7 @@ class PostgresLedger:
     def stranded(
         self, before_ms: int, limit: int, endpoint: str | None = None, *, after_ms: int = ports.FOREVER_MS
     ) -> list[ports.Stranded]:
-        """There are as many entries as messages under way, so all are looked at: an index would cost each write."""
+        """Scans all entries: there are only as many as messages in progress, and an index would slow every write."""
         arguments = {"before_ms": before_ms, "after_ms": after_ms, "limit": limit, "endpoint": endpoint}
         rows = self._connections.run(lambda db: db.execute(_STRANDED, arguments).fetchall())
         return [ports.Stranded.stored(*row) for row in rows]
@@ -342,7 +342,7 @@ class PostgresLedger:
         return [(token,) in exist for token in tokens]
 
     def create(self, births: Sequence[plans.Create]) -> list[bool]:
-        """In one statement unless one birth is the parent of another: it would not be seen."""
+        """One statement, unless one token made here is the parent of another: the statement would not see it."""
         touched = [{*dict(birth.tokens), *([birth.parent] if birth.guarded else [])} for birth in births]
 
         def work(db: Connection) -> list[bool]:
@@ -366,7 +366,7 @@ class PostgresLedger:
         return self._connections.run(work)
 
     def remove(self, removals: Sequence[plans.Remove]) -> None:
-        """Two statements that are sent at once; the first of two removals of one token decides."""
+        """Two statements in one round trip; of two removals of one token, the first counts."""
         attempts = dict(reversed(removals))
         arguments = {"tokens": list(attempts), "attempts": list(attempts.values())}
 
@@ -388,12 +388,12 @@ class PostgresLedger:
         return [ports.Token(*row) for row in rows]
 
     def live(self) -> ports.Live:
-        """Cost: it looks at each token."""
+        """Cost: scans all tokens."""
         count, oldest_ms = self._connections.run(lambda db: db.execute(_LIVE).fetchone()) or (0, None)
         return ports.Live(count, oldest_ms)
 
     def warnings(self) -> list[str]:
-        """None: what can lose something is not opened."""
+        """None: a store that could lose commits is not opened."""
         return []
 
     def open(self, steps: Sequence[plans.Open]) -> list[tuple[plans.Entity, bool]]:
@@ -405,7 +405,7 @@ class PostgresLedger:
         ]
 
     def settle(self, steps: Sequence[plans.Settle]) -> list[plans.Settled]:
-        """One transaction, and one statement unless two steps touch the same."""
+        """One transaction, and one statement unless two steps share an entity or token."""
         touched = []
         for step in steps:
             born = [out.token for out in step.entry.outgoing] if step.entry else []
@@ -419,8 +419,8 @@ class PostgresLedger:
         return self._connections.run(work)
 
     def finish(self, steps: Sequence[plans.Finish]) -> None:
-        """In the order of their keys. Not synced: an entry that a crash brings back is sent once more, and nobody has a
-        token for it."""
+        """In key order. Not synced: an entry restored by a crash is sent again, and the tokens filter out the
+        duplicates."""
         drops = sorted({(*step.key, step.name) for step in steps})
         names = ("endpoints", "names", "entry_names")
         arguments = {name: [drop[at] for drop in drops] for at, name in enumerate(names)}
@@ -432,8 +432,8 @@ class PostgresLedger:
         self._connections.close()
 
     def _make(self, connection: Connection) -> str:
-        """Make the tables that are not there, or not up to date; the realm is answered. Who may not make tables can use
-        those that are: ``onefold outbox migrate --sql`` prints what somebody else has to run."""
+        """Create or update the tables; returns the realm. A user who may not create tables can use existing ones:
+        ``onefold outbox migrate --sql`` prints the statements for an administrator."""
         missing, version = connection.execute(_MISSING, [list(self.tables)]).fetchone() is not None, None
         if not missing:
             (version,) = connection.execute(ports.SCHEMA_ASKED).fetchone() or (None,)
@@ -447,8 +447,8 @@ class PostgresLedger:
         return _realm_of(connection)
 
     def _prepare(self, connection: Connection) -> None:
-        """Set a connection up; `Misuse` if there is no such schema, or if a commit there can be lost; `Damaged` if this
-        is another store than before: that a token is not there would mean nothing."""
+        """Set up a connection; `Misuse` if the schema does not exist or a commit could be lost; `Damaged` if this is a
+        different store than before: a missing token would mean nothing there."""
         address, schema = self._address.shown, self._address.schema
         if connection.execute(_SETTINGS, [schema]).fetchone() is None:
             raise Misuse(f"{address}: there is no schema {schema or 'in its search path'!r}", schema=schema)
@@ -490,7 +490,7 @@ def _keys(keys: Sequence[plans.Key]) -> dict[str, list[Any]]:
 def _arguments(
     entities: Sequence[plans.Entity], tokens: Sequence[str | None], entries: Sequence[tuple[int, str, str]], now_ms: int
 ) -> dict[str, Any]:
-    """What `_PERSIST` and `_SETTLE` take."""
+    """The arguments of `_PERSIST` and `_SETTLE`."""
     return {
         **_keys([entity.key for entity in entities]),
         "versions": [entity.version for entity in entities],
@@ -504,7 +504,7 @@ def _arguments(
 
 
 def _apart(steps: Sequence[Step], touched: Sequence[set[Any]]) -> Iterator[list[Step]]:
-    """Cut so that no two of one statement touch the same: the second must see what the first did."""
+    """Split so that no two steps of one statement touch the same row: the second must see the first's changes."""
     together: list[Step] = []
     seen: set[Any] = set()
     for step, touches in zip(steps, touched, strict=True):
@@ -523,7 +523,7 @@ def _realm_of(connection: Connection) -> str:
 
 
 def _address(url: str) -> PostgresAddress:
-    """Where the tables are; what is shown of it holds no password.
+    """The parsed address; its ``shown`` has no password.
 
     >>> _address("postgresql://me:secret@db.example/shop#outbox").shown
     'postgresql://db.example/shop#outbox'

@@ -1,16 +1,16 @@
 """Ledger and queue in one PostgreSQL: a `LocalStore`, for the plan `local`; and a queue for endpoints of other plans.
 
-A row of ``outbox_queue`` is a parcel. While it is on loan ``until_ms`` says how long; while it waits for its time
-``starts_ms`` says for which. Only the second is in an index, so a lease is a HOT update: no index is written. Nor is it
-synced (``synchronous_commit = off``, on connections of its own): a lease that a crash takes back is a redelivery. What
-is on loan is passed over at the head of its queue, and there is never more of it than workers have in hand.
+A row of ``outbox_queue`` is a parcel. ``until_ms`` is the end of its lease, ``starts_ms`` the end of its delay. Only
+``starts_ms`` is indexed, so a lease is a HOT update, which writes no index. Nor is it synced (``synchronous_commit =
+off``, on separate connections): a lease lost in a crash only causes a redelivery. Leased rows are skipped at the head
+of their queue; there are never more of them than workers have in hand.
 
-To commit is one statement, for any number of messages: it deletes their rows, writes their entities by version, adds
-the rows of what they send, and counts. If anything is missing it divides by zero, and is undone by that. Then the steps
-are tried one by one, to find out whose it was.
+A commit is one statement for any number of messages: it deletes their rows, writes their entities by version, inserts
+the rows of the messages sent, and counts. If anything is missing, it divides by zero, which rolls it back. Then the
+steps are tried one by one, to find the one that failed.
 
-The clock is the database's, the same for all. A row keeps how long its lease or delay is (``span_ms``), and one that
-began later than it is now is due: a clock that was ahead leaves nothing waiting.
+The clock is the database's, the same for all. A row keeps the length of its lease or delay (``span_ms``), and a row
+whose lease or delay began in the future is due: a clock that was ahead leaves nothing waiting.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from onefold.stores.postgres import Connection, Connections
 
 T = TypeVar("T")
 POLL_S: Final = 0.05
-"""How long a parcel of another process may lie unseen; a look is some 0.2 ms."""
+"""How long a parcel sent by another process may go unnoticed; a poll takes some 0.2 ms."""
 
 QUEUE_TABLES: Final = ("outbox_queue", "outbox_buried")
 QUEUE_SCHEMA: Final = (
@@ -76,8 +76,8 @@ _CLOCK: Final = """
 """
 _LENT: Final = "(select * from unnest(%(positions)b::bigint[], %(loans)b::int[]) as lent (position, loan))"
 _STRAY: Final = f"starts_ms - span_ms > (select now from clock) + {ports.STEP_MS}"  # noqa: S608
-# Of each queue: what waits, what had to wait and is due, and what only a wrong clock can have told to wait: if the one
-# that is due last began in time, so did all others.
+# Of each queue: waiting rows, delayed rows that are due, and rows delayed by a wrong clock, of which there are none if
+# the delay of the row due last did not begin in the future.
 _LEASE: Final = f"""
     with {_CLOCK}, free as materialized (
         select place from unnest(%(queues)b::text[]) as wanted (queue) cross join lateral (
@@ -120,7 +120,7 @@ _NAME_TURNS: Final = """
     update outbox_queue as q set turn = new.turn from unnest(%b::bigint[], %b::text[]) as new (position, turn)
     where q.position = new.position
 """
-# Not "skip locked": whoever settles a row at this moment is before those behind it.
+# Not "skip locked": a row that is being settled right now comes before the rows behind it.
 _IN_TURN: Final = f"""
     with {_CLOCK}, free as materialized (
         select ctid as place from outbox_queue as q, clock
@@ -229,7 +229,7 @@ class PostgresLocal(PostgresLedger):
         self, url: str, clock_ms: Callable[[], int] | None = None, *,
         connections_max: int = CONNECTIONS_MAX, timeout_s: float = TIMEOUT_S, poll_s: float = POLL_S,
     ) -> None:  # fmt: skip
-        """As a `PostgresLedger`; without ``clock_ms`` leases go by the database's clock."""
+        """As `PostgresLedger`; without ``clock_ms``, leases use the database's clock."""
         self._queue_clock, self._poll_s, self._schema = clock_ms, poll_s, ""
         self._news, self._changes = Condition(), 0
         super().__init__(url, clock_ms, connections_max=connections_max, timeout_s=timeout_s)
@@ -318,7 +318,7 @@ class PostgresLocal(PostgresLedger):
         return self._connections.run(work) if steps else []
 
     def commit(self, steps: Sequence[plans.Commit], ahead: ports.Ahead | None = None) -> list[plans.Settled]:
-        """Nothing is leased ahead: a lease is not synced here."""
+        """``ahead`` is ignored: leases are not synced here, so leasing in this transaction saves no sync."""
 
         def work(db: Connection) -> list[plans.Settled]:
             if self.committed(db, steps):
@@ -339,7 +339,7 @@ class PostgresLocal(PostgresLedger):
         return answers
 
     def committed(self, db: Connection, steps: Sequence[plans.Commit]) -> bool:
-        """Do them on this connection, in one statement: whether all was in order; if not, nothing is changed."""
+        """Commit all steps on this connection, in one statement; False, with nothing changed, if any fails."""
         positions = sorted(ports.numbers_of(receipt)[0] for step in steps for receipt in step.receipts)
         entities = sorted((step.entity for step in steps if step.entity is not None), key=lambda each: each.key)
         old = [entity for entity in entities if entity.version]
@@ -372,11 +372,11 @@ class PostgresLocal(PostgresLedger):
             self._tell()
 
     def lease(self, queues: Sequence[str], limit: int, lease_ms: int, wait_ms: int = 0) -> list[ports.Delivery]:
-        """The oldest of all these queues together, those of a higher priority first."""
+        """The oldest of all these queues together, higher priorities first."""
         queues = ports.check_lease(queues, limit, lease_ms, wait_ms)
         deadline = monotonic() + wait_ms / 1000
         while True:
-            changes = self._changes  # before looking: what is sent while we look is noticed after it
+            changes = self._changes  # before the query: a later send is noticed after it
             if leased := self._lease(queues, limit, lease_ms):
                 return leased
             with self._news:
@@ -428,11 +428,11 @@ class PostgresLocal(PostgresLedger):
             self._tell()
 
     def waiting(self) -> dict[str, int]:
-        """How many parcels each queue holds. Cost: all rows are counted."""
+        """The number of parcels in each queue. Cost: counts all rows."""
         return dict(self._connections.run(lambda db: db.execute(_WAITING).fetchall()))
 
     def strayed(self, *, mend: bool = False) -> list[ports.Strayed]:
-        """Rows whose lease or delay began later than it is now; all are looked at."""
+        """Rows whose lease or delay began in the future; scans all rows."""
 
         def work(db: Connection) -> list[tuple[Any, ...]]:
             with db.transaction():
@@ -452,7 +452,7 @@ class PostgresLocal(PostgresLedger):
         self._tell()
 
     def _change(self, statement: str, deliveries: Sequence[ports.Delivery], **values: Any) -> None:
-        """Not synced: a power cut can only bring parcels back."""
+        """Not synced: a power cut can only restore parcels."""
         arguments = {**self._lent(sorted({each.numbers for each in deliveries})), **values}
         self._connections.check_open()
         if deliveries:
@@ -462,7 +462,7 @@ class PostgresLocal(PostgresLedger):
         return {"now_ms": None if self._queue_clock is None else self._queue_clock()}
 
     def _lent(self, lent: Iterable[tuple[int, int]]) -> dict[str, Any]:
-        """By position: two that change the same rows wait for each other, never in a circle."""
+        """Callers sort by position, so that statements on the same rows cannot deadlock."""
         lent = list(lent)
         return {**self._now(), "positions": [at for at, _ in lent], "loans": [loan for _, loan in lent]}
 
@@ -492,7 +492,7 @@ class _Transaction:
 
 
 def _parcel_arrays(parcels: Sequence[ports.Parcel]) -> dict[str, Any]:
-    """As `_SENT` takes them: what would be zeros alone is empty, for `unnest` makes nulls of what is not there."""
+    """The arguments of `_SENT`. An array of zeros only is sent empty: `unnest` fills it up with nulls."""
     delays, priorities = [parcel.delay_ms for parcel in parcels], [parcel.priority for parcel in parcels]
     return {
         "queues": [parcel.queue for parcel in parcels],
