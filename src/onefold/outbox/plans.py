@@ -950,7 +950,7 @@ DELAY_S_MAX: Final = 366 * 86_400
 """A year: what is due later belongs in a calendar of the application."""
 TIME_MS_MAX: Final = 2**53
 PRIORITY_MAX: Final = 1_000
-"""Either way from 0."""
+"""From -1,000 to 1,000."""
 
 
 class Out(NamedTuple):
@@ -988,7 +988,7 @@ class Retry:
     attempts_max: int = 10
     """Deliveries before it is a dead letter."""
     backoff_s: float = 1.0
-    """Before the second delivery; it doubles."""
+    """Delay before the second delivery; doubles."""
     backoff_max_s: float = 300
 
     def __post_init__(self) -> None:

@@ -115,7 +115,7 @@ class World:
 
 
 UNLEASED: Final = Delivery("", b"", "", 0)
-"""For a message that did not come from a queue: there is nothing to acknowledge."""
+"""For a message not from a queue: there is nothing to acknowledge."""
 
 
 class Work(NamedTuple):
@@ -133,7 +133,7 @@ class Work(NamedTuple):
 
     @property
     def turn(self) -> Key | str:
-        """Its entity, which one message uses at a time; a message without an entity never waits."""
+        """Its entity, used by one message at a time; a message without one never waits."""
         return self.key or self.delivery.receipt
 
 
@@ -145,7 +145,7 @@ class Job:
     works: Sequence[Work] = ()
     """The messages of the attempt."""
     call: Call | None = None
-    """Calls the handler for a message, or an external call that it requests; coroutines are started on the loop."""
+    """Calls a handler, or makes an external call for it; coroutines are started on the loop."""
     pending: plans.Step | None = None
     ended: Any = None
     """The result of the attempt, or the exception that ended it."""
@@ -178,7 +178,7 @@ class Batch:
         self.ahead = ahead
         """What to lease with the commit that ends all jobs."""
         self.is_left = False
-        """Another thread has taken over the rest: this batch's thread stops when its one remaining job is done."""
+        """Another thread has taken over the rest: this batch's thread stops after its one remaining job."""
         self.lock = threading.Lock()
         self._busy: Job | None = None
         self._since = 0.0

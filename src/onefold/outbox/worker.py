@@ -95,10 +95,10 @@ CONFLICT_TRIES_MAX: Final = 8
 FOLD_TRIES_MAX: Final = 3
 """In the first of these tries, the messages of one entity are tried together; then each alone."""
 CONFLICT_S: Final = 0.1
-"""The longest delay of the release after that."""
+"""Longest delay of the release after the last try."""
 FATAL_MIN: Final = 20
-"""The least number of deliveries for that: where the queue cannot count begun messages, half of the others are
-processed each time, and none of them may become a dead letter because of the one that kills."""
+"""`FATAL_TIMES` never applies to fewer deliveries: where the queue cannot count begun messages, half of the others are
+processed each time, and none may be set aside with the one that kills."""
 FATAL_TIMES: Final = 10
 """Times `attempts_max`: a message delivered so often without any result kills every process that takes it."""
 TURN_S: Final = 0.25
@@ -137,7 +137,7 @@ class Consuming:
     attempts_max: int = 10
     """Deliveries of a message whose handler fails, before it is a dead letter."""
     backoff_s: float = 1.0
-    """Before the second delivery; it doubles."""
+    """Delay before the second delivery; doubles."""
     backoff_max_s: float = 300
     recover_s: float = 30
     """Between two runs of the pump."""
@@ -327,8 +327,7 @@ class Consumer:
         thread.start()
 
     def _work(self, lot: Lot | None = None) -> None:
-        """Lease and process until the end, or until another thread takes over. ``lot``: work taken over from another
-        thread."""
+        """Lease and process until the end, or until another thread takes over; ``lot``: work taken over from one."""
         queue, settings, queues = self.app.world.queue, self.settings, list(self.app.handlers)
         outages, due = 0, 0.0
         patience_ms = 0 if settings.until_empty else WAIT_MS
