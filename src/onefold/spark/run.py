@@ -171,7 +171,7 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
         through = next((name for name in SOURCES if name in columns), None)
         file = F.col(AT) if AT in columns else F.input_file_name()
         at = file if through is None else F.col(quoted(through)).cast("string")
-        # Spark Connect 4.0 and 4.1 cannot join an observed table with itself.
+        # The clients of Spark Connect 4.0 and 4.1 cannot join an observed table with itself.
         tells_copies = engine.tells_copies and not (is_connect(spark) and SPARK < (4, 2))
         more = [at.alias(FILE)] if tells_copies else []
         narrow = read.messages.select(*(F.col(quoted(name)) for name in columns if name in needed), *more)
