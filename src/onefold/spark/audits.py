@@ -96,7 +96,7 @@ class Audit:
     ids: int | None = None
     """Ids among the firsts; None: the published rows have no verdicts."""
     twice: int = 0
-    """Ids that occur more than once among the firsts."""
+    """Ids that count again before they have expired."""
     again: int = 0
     """Firsts of an id that had expired before and so counts again."""
     repeats: int = 0

@@ -96,7 +96,7 @@ def concatenate(parts: list[KeyColumns]) -> KeyColumns:
 
 
 def chains(columns: KeyColumns) -> Int64s:
-    """A small number for each row's chain; equal only for rows of the same chain."""
+    """A small number for each row's chain; equal exactly for rows of the same chain."""
     encoded = pa.array(columns.key).dictionary_encode()
     codes: Int64s = encoded.indices.to_numpy().astype(np.int64)
     check = np.empty(len(encoded.dictionary), np.int64)

@@ -209,7 +209,7 @@ class RunFile:
         if format_ != FORMAT:
             raise BadInput(f"{place} is a memory of format {format_}, this is format {FORMAT}", path=place)
         text = bytes(data[_HEAD.size : _HEAD.size + length])
-        if not text or len(text) != length or zlib.crc32(text) != checksum:  # zeros pass the CRC of b""
+        if not text or len(text) != length or zlib.crc32(text) != checksum:  # CRC of b"" is 0: zeros would pass
             raise BadInput(f"{place} is damaged: its header is not what was written", path=place)
         self.header: dict[str, Any] = json.loads(text)
         self._start = _HEAD.size + length

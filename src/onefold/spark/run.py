@@ -420,7 +420,7 @@ def _missing(judged: _Judged, staging: Place | None, ranges_max: int, *, publish
 
 
 def _believed(opened: OpenSource, read: int) -> int:
-    """The number of rows by the manifest; `AuditFailed` with the files if the reader returned another number."""
+    """The rows by the manifest, if counted, else ``read``; `AuditFailed` names files where they differ."""
     counted = opened.manifest.rows
     if counted is None or read == counted:
         return read

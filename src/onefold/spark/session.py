@@ -94,7 +94,7 @@ def ship(spark: SparkSession) -> bool:
 
 
 def require_libraries(spark: SparkSession, names: Iterable[str] = LIBRARIES) -> None:
-    """Raise `Misuse` if an executor lacks libraries; only one executor is checked. Cost: one task."""
+    """Raise `Misuse` that names the libraries an executor lacks; only one executor is checked. Cost: one task."""
     lacking = F.udf(partial(_lacks, tuple(names)), "string").asNondeterministic()
     if lack := spark.range(1).select(lacking("id")).collect()[0][0]:
         raise Misuse(
@@ -162,7 +162,7 @@ _JVM_OPTIONS = (
     # Throughput over short pauses: nobody waits for a single row of a batch.
     " -XX:+UseParallelGC"
     # C2 compiles a method after ten times as many calls as by default. Else, in a job of a minute, it spends a tenth on
-    # the code that plans the job and starts its tasks; on few cores the rows lack that time.
+    # the code that plans the job and starts its tasks; on few cores the rows have to wait for that.
     " -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
     " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
@@ -404,5 +404,5 @@ local_session = session
 """The active Spark session, or a new one on this machine; ``config`` overrides every default.
 
 ``local_session()`` uses all cores; ``local_session("local[2]", config={"spark.driver.memory": "4g"})`` two, and 4 GB.
-It finds a Java, keeps Spark quiet and on loopback, and sets the time zone to UTC. An active session is not changed.
+It finds a Java, keeps Spark quiet and on loopback, and sets the time zone to UTC. An active session is used as it is.
 """
