@@ -1,9 +1,9 @@
 """./run bench chains: the chain engine and the Spark judge, as ratios against their peers in the same run.
 
-Machines are noisy, so the ways take turns, each keeps its best time, and only ratios mean anything. The peers: a Python
-set doing membership and add; Spark's ``dropDuplicates`` and a ``row_number`` window on the same rows, written to
-nowhere (the noop sink). "shuffle" is a bare repartition by the same key: no judge that brings a chain's rows together
-can be faster.
+Machines are noisy, so the candidates take turns, each keeps its best time, and only ratios are meaningful. The peers: a
+Python set doing membership and add; Spark's ``dropDuplicates`` and a ``row_number`` window on the same rows, with no
+output (the noop sink). "shuffle" is a bare repartition by the same key: the lower bound for any judge that brings a
+chain's rows together.
 """
 
 import argparse

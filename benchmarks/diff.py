@@ -1,9 +1,9 @@
-"""./run bench diff: finding what two Spark tables do not share, against the usual ways, in one run.
+"""./run bench diff: finding the differences of two Spark tables, against the usual ways, in one run.
 
-The tables are written as parquet, equal but for a given number of rows: some missing on either side, some changed. All
-ways must find exactly what was made, which is checked in every round; one that does not ends the run. They take turns,
-each keeps its best time, and only ratios mean anything. The peers: a full outer join on the key that compares every
-column; ``exceptAll`` both ways; datacompy's Spark comparison, if it is installed.
+The tables are written as Parquet, equal but for a given number of rows: some missing on either side, some changed. Each
+round checks that every way finds exactly these rows, and a wrong result ends the run. The ways take turns, each keeps
+its best time, and only ratios are meaningful. The peers: a full outer join on the key that compares every column;
+``exceptAll`` both ways; datacompy's Spark comparison, if it is installed.
 """
 
 import argparse

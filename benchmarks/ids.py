@@ -1,14 +1,14 @@
 """./run bench ids: ids against Spark's own ways to drop duplicates, in the same run.
 
-Events with a UUID, five more columns and their copies, in the order of arrival; written to nowhere (the noop sink). All
-ways keep or mark one row per id; ours also gives each row a verdict and a reason. The streaming peers use RocksDB state
-stores and changelog checkpoints. Ways take turns, and each keeps its best time: on a noisy machine only ratios mean
-anything.
+Events with a UUID, five more columns and their copies, in order of arrival, with no output (the noop sink). All ways
+keep or mark one row per id; ours also gives each row a verdict and a reason. The streaming peers use RocksDB state
+stores and changelog checkpoints. The ways take turns, and each keeps its best time: on a noisy machine only ratios are
+meaningful.
 
-    batch     ``dropDuplicates(["event_id"])``, a ``row_number`` window by arrival, and a bare shuffle: no way that
-              brings the copies of an id together can be faster
-    stream    ``dropDuplicates``, which remembers all; ``dropDuplicatesWithinWatermark`` of six hours, and ours with a
-              window of as much; the bytes that each remembers, by id
+    batch     ``dropDuplicates(["event_id"])``, a ``row_number`` window by arrival, and a bare shuffle: the lower bound
+              for any way that brings the copies of an id together
+    stream    ``dropDuplicates``, which remembers all ids; ``dropDuplicatesWithinWatermark`` of six hours, and ours with
+              a window of six hours; the bytes of state per id
     flat      the time of a batch while the history grows to ten times the window
     scalar    ``IdDetector`` against a Python set
 """

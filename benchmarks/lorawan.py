@@ -1,10 +1,10 @@
 """./run bench lorawan: one gateway server, the coordinator, the Spark job.
 
-    server         frames per second through one server on one core, and the time to a decision at half that load
-    coordinator    claims per second through Redis, SQLite and memory, against what else one could do with Redis
-    spark          receptions judged per second, against the same with window functions
+    server         frames per second through one server on one core, and the decision latency at half that load
+    coordinator    claims per second through Redis, SQLite and memory, against alternatives on Redis
+    spark          receptions judged per second, against window functions
 
-Each part prints ratios against its peers, taken in the same run.
+Each part prints ratios against its peers, measured in the same run.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """./run bench negentropy: two sets of a million records, both sides in this process, one core.
 
-Build: sealing the set and its totals, beside sorting the same columns with numpy; then with distinct timestamps and
-with 63 % of them tied, by turns, as a ratio of medians. Reconcile: 1, 1,000 and 100,000 differences, half of them on
-each side, anywhere or in one stretch; with frame limits of 60,000 bytes up and 500,000 down; with the sparse and with
-the full reply. The best of some rounds is kept. Memory is what tracemalloc sees at its peak, above the two sets. Then
-hostile messages of 128 KiB, and a server whose records are in a SQLite file.
+Build: sealing the set and its totals, against sorting the same columns with numpy; then distinct timestamps and 63 %
+tied ones, alternating, as a ratio of medians. Reconcile: 1, 1,000 and 100,000 differences, half of them on each side,
+scattered or in one range; with frame limits of 60,000 bytes up and 500,000 down; with the sparse and with the full
+reply. The best of several rounds is kept. Memory is tracemalloc's peak, without the two sets. Then hostile messages of
+128 KiB, and a server whose records are in a SQLite file.
 """
 
 import argparse

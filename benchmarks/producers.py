@@ -1,9 +1,9 @@
 """./run bench producers: durable publishes against SQLite, Redis Streams and NATS JetStream, in the same run.
 
-One client publishes batches and waits until each is durable: messages of 100 bytes, one producer, every store told to
+One client publishes batches and waits until each is durable: messages of 100 bytes, one producer, every store set to
 sync before it answers (SQLite: WAL and synchronous FULL; Redis: appendfsync always; JetStream: sync_interval always).
-The ways take turns, each keeps its best round; ratios are to SQLite's. "embedded" is in the same process, "server" goes
-over a loopback socket. SQLite, too, is shown with what it needs to store each message once: a unique index.
+The stores take turns, each keeps its best round; ratios are to SQLite's. "embedded" is in the same process, "server" is
+over a loopback socket. SQLite is also measured with a unique index, which it needs to store each message once.
 """
 
 import argparse

@@ -1,10 +1,10 @@
 """./run bench run: the whole ``onefold run`` against ``dropDuplicates`` and a Parquet write of the same rows.
 
-Each is a process of its own, from the start of Python to its end, the JVM's start included. ``onefold run`` judges,
-publishes, finds what is missing, audits what it published and draws its page; the peer reads the same files with the
-same session, drops what has the key and number of another row, and writes the rest. They take turns; each keeps its
-best time. One more turn, which is not timed, writes Spark's event log, to count the executions, those of them that read
-more than a hundredth of the rows, how often a row was read, and the CPU time of all tasks in the JVM.
+Each is a separate process, timed from the start of Python to its end, including the JVM's start. ``onefold run``
+judges, publishes, finds missing ranges, audits its output and draws its page; the peer reads the same files with the
+same session, drops rows with the key and number of another row, and writes the rest. They take turns; each keeps its
+best time. One more turn, not timed, writes Spark's event log, to count the executions, those that read more than a
+hundredth of the rows, how often a row was read, and the CPU time of all tasks in the JVM.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """./run bench small: five rows, with every setting at its default, against ``dropDuplicates`` of the same rows.
 
-What a unit test of somebody's pipeline costs: a session with Spark's own defaults (200 shuffle partitions, adaptive
-execution), a table of five rows made by hand, and what comes out collected. Rows of a table that Spark knows nothing of
-the size of (read through a Python function) are tried too. They take turns; each keeps its best time.
+The cost in a unit test of a user's pipeline: a session with Spark's own defaults (200 shuffle partitions, adaptive
+execution), a hand-made table of five rows, and the output collected. A table of unknown size (read through a Python
+function) is measured too. They take turns; each keeps its best time.
 """
 
 import argparse

@@ -1,17 +1,17 @@
-"""./run soak kills: kill -9 of a streaming pipeline at random moments, again and again; then count.
+"""./run soak kills: kill -9 of a streaming pipeline at random moments, repeatedly; then count.
 
-With ``--s3`` source, output, checkpoint and memory are in moto's S3 on loopback, and after each kill the output is
-looked at: under final names there may be nothing that no commit names, and all that a commit names must be there.
+With ``--s3`` source, output, checkpoint and memory are in moto's S3 on loopback, and the output is checked after each
+kill: every file under a final name must be in a commit, and every file in a commit must exist.
 
-With ``--executors`` it is the executors of a local cluster that die, while the driver goes on. Speculation is on.
+With ``--executors`` the executors of a local cluster are killed, while the driver continues. Speculation is on.
 
-The pipeline is ``onefold run`` with micro-batches of one file. Each start is killed, with all its processes, after a
-random time from its first sign of life in the output; when enough have died, one may finish. Then every row must be in
-the output exactly once with the right verdict, the books must balance, and no start may have said otherwise. Right is
-what a batch run says of chains; of ids (``--engine ids``), what `IdDetector` says of one row after the other: copies
-come within the window, and well beyond it, where they must be UNSURE.
+The pipeline is ``onefold run`` with micro-batches of one file. Each start is killed, with all its processes, a random
+time after its first sign of life in the output; after enough kills, one start may finish. Then every row must be in the
+output exactly once with the right verdict, the books must balance, and no start may have reported otherwise. The right
+verdicts are those of a batch run for chains, and those of `IdDetector`, row by row, for ids (``--engine ids``): copies
+arrive within the window, and well beyond it, where they must be UNSURE.
 
-With ``--kafka`` the source is a topic of four partitions in librdkafka's mock cluster, which outlives the starts. Every
+With ``--kafka`` the source is a topic of four partitions in librdkafka's mock cluster, which survives the kills. Every
 offset of the broker must be in the output once, and every id must have one FIRST.
 
 With ``--format delta`` or ``iceberg`` the output is a table. It is read three times: by deltalake or pyiceberg, by our

@@ -1,14 +1,14 @@
-"""./run soak lorawan: two gateway servers, a Redis, three stations each hearing every frame; killed, and counted.
+"""./run soak lorawan: two gateway servers, a Redis, three stations that all hear every frame; kill, then count.
 
-    truth     simulated traffic with all that can happen (roll-overs, restarts, replays, forgeries), through one server
-    whole     nothing goes wrong: 10,000 confirmed frames under each strategy
-    kills     kill -9 of one server or the other under load, started again; under Drop
-    retries   the same, and devices send again what is not acknowledged: then nothing is lost
-    redis     Redis is killed and started again; claims wait meanwhile (--when-down park); under Drop
+    truth     simulated traffic with every case (roll-overs, restarts, replays, forgeries), through one server
+    whole     no faults: 10,000 confirmed frames under each strategy
+    kills     kill -9 of one server or the other under load, then restart; under Drop
+    retries   the same, with devices that resend unacknowledged frames: then nothing is lost
+    redis     Redis is killed and restarted; claims wait meanwhile (--when-down park); under Drop
 
-Every time: nothing is acknowledged by two servers, nothing is upstream twice under Drop, whatever is acknowledged is
-upstream. What a killed server had won and not stored waits in the outbox of the coordinator, and is stored when it is
-back: nothing is lost between claim and log. The suite runs a fiftieth of it.
+Each part checks: no frame is acknowledged by two servers, none is upstream twice under Drop, every acknowledged frame
+is upstream. A frame that a killed server had won but not stored waits in the coordinator's outbox, and is stored when
+the server is back: nothing is lost between claim and log. The suite runs a fiftieth of it.
 """
 
 import argparse

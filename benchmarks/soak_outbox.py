@@ -1,14 +1,14 @@
-"""./run soak outbox: 100,000 orders are placed, paid and shipped by processes that are killed; then it is counted.
+"""./run soak outbox: 100,000 orders are placed, paid and shipped by processes that are killed; then count.
 
     till -> orders -> payments -> shipping      entities and tokens in PostgreSQL, messages in NATS JetStream
 
 The till and two consumers of each stage are processes. At least 100 times one of them is killed (SIGKILL) under load
-and started again; now and then one is stopped for longer than its lease and goes on then, while another one has its
-messages. With ``--servers`` PostgreSQL and NATS are killed and started again, too. With ``--tokens`` the tokens are
-kept apart, in Redis, and the plan is the one that is named.
+and restarted; now and then one is stopped for longer than its lease and resumes while another one has its messages.
+With ``--servers`` PostgreSQL and NATS are killed and restarted, too. With ``--tokens`` the tokens are kept separately,
+in Redis, with the plan given there.
 
-At the end every order must be placed, paid and shipped exactly once, counted by SQL, and there must be no token, no
-outbox entry and no message left. Exit code 1 if anything is off. The suite runs a thirtieth of it.
+At the end every order must be placed, paid and shipped exactly once, counted by SQL, and no token, outbox entry or
+message may be left. Exit code 1 if a check fails. The suite runs a thirtieth of it.
 """
 
 import argparse

@@ -1,14 +1,14 @@
 """./run soak producers: topics that lose power, fail to write and are killed; then count.
 
-    power    a topic on a simulated disk: before every operation the power could go. Of each such moment several disks
-             that could be left (writes lost, torn, reordered) are opened; every producer sends what has no receipt
-    faults   each operation of a topic's life fails with EIO, ENOSPC or EROFS; the producers try again
+    power    a topic on a simulated disk: power fails before every operation in turn. For each, several possible disk
+             contents (writes lost, torn, reordered) are opened; every producer resends messages without a receipt
+    faults   each operation of a topic's life fails with EIO, ENOSPC or EROFS; the producers retry
     log      the same two for the log alone, with retention, recovery from recovery, and snapshots (tests/lib/power.py)
-    kills    ``onefold serve ingest`` under load, kill -9 at random moments, started again; the clients try again
-    spark    a Spark stream reads the log while ``onefold publish`` and the server are killed and started again
+    kills    ``onefold serve ingest`` under load, kill -9 at random moments, restarted; the clients retry
+    spark    a Spark stream reads the log while ``onefold publish`` and the server are killed and restarted
 
-Every time: no message with a receipt is missing, none is stored twice, each producer's are in order. A control with
-deduplication off must show duplicates. The suite runs a tenth of it.
+Each part checks: no message with a receipt is missing, none is stored twice, each producer's are in order. A control
+with deduplication off must show duplicates. The suite runs a tenth of it.
 """
 
 import argparse

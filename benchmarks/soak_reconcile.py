@@ -1,10 +1,9 @@
 """./run soak reconcile: many clients at once reconcile their stores with one server, on a busy machine; then count.
 
-The server is ``onefold serve reconcile`` over a SQLite file. Every client is an ``onefold reconcile`` of its own, with
-a copy of that file that lacks some records and has some that nobody else has. All start at the same time, beside
-programs that do nothing but take the processor. Each must end with exit 0 and must have found exactly what it has
-alone; in the end the server must hold every record of all of them, and each client all but what others pushed after its
-look.
+The server is ``onefold serve reconcile`` over a SQLite file. Every client is a separate ``onefold reconcile``, with a
+copy of that file that lacks some records and has some of its own. All start at the same time, beside programs that only
+burn CPU. Each must exit with 0 and must have found exactly its own records; in the end the server must hold all records
+of all clients, and each client all but those that others pushed after it had looked.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """./run bench streaming: the judge of a stream against Spark's own streaming deduplication, in the same run.
 
-Same files, same triggers, written to nowhere (the noop sink); the peers with RocksDB state stores and changelog
-checkpoints: ``dropDuplicates`` on key and number, which remembers all; ``dropDuplicatesWithinWatermark`` of one hour.
-"shuffle" is a bare repartition by the chain's key. State bytes are what Spark reports of its state store's memory; of
-the judge, the bytes of the newest files of its memory.
+Same files, same triggers, no output (the noop sink); the peers with RocksDB state stores and changelog checkpoints:
+``dropDuplicates`` on key and number, which remembers all; ``dropDuplicatesWithinWatermark`` of one hour. "shuffle" is a
+bare repartition by the chain's key. State bytes are Spark's reported state store memory; for the judge, the bytes of
+the newest files of its memory.
 
     compare    2 M rows in 4 batches, at 100, 10,000 and 200,000 chains
     small      2 M rows in 20 batches

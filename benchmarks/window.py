@@ -1,18 +1,18 @@
-"""./run bench window: measuring the lag of repeats on Spark, against the ways by hand, in one run.
+"""./run bench window: measuring the lag of repeats on Spark, against hand-written ways, in one run.
 
-A table of messages with ids as text, a tenth of which come again, some often, after lags of a known distribution; and
-one id with a hundredth of all copies. The ways find the same quantiles, which are checked against what was made:
+A table of messages with ids as text, a tenth of which are repeated, some often, after lags of a known distribution; and
+one id with a hundredth of all copies. The ways find the same quantiles, which are checked against the true ones:
 
     self join      every row joined with the first of its id, then Spark's exact ``percentile``, which keeps a map of
-                   all lags that differ
+                   all distinct lags
     self join,     the same with ``approx_percentile``: bounded memory, not exact
       approximate
     lags alone     the part of the advisor that does the same work: lags and exact quantiles
-    advise_window  all of it: also what each window has to remember, with its watermark
+    advise_window  the whole advisor: also the state of each window, with its watermark
 
-They take turns, each keeps its best time, and only ratios mean anything. The heap is small on purpose (``--memory``): a
-way that keeps what it should not ends with an error here. Beside the time stands the peak of the heap that was in use,
-garbage included, of the JVM that is driver and executor in one; and what the driver's Python grew by.
+The ways take turns, each keeps its best time, and only ratios are meaningful. The heap is small on purpose
+(``--memory``): a way that keeps too much fails here. Beside the time are the peak heap use, garbage included, of the
+JVM, which is driver and executor in one, and the growth of the driver's Python.
 """
 
 import argparse

@@ -1,23 +1,22 @@
-"""``audit(source, published)``: the proof that a sink holds exactly what its source sent.
+"""``audit(source, published)``: proves that a sink holds exactly what its source sent.
 
-    rows    every row of the source is published once, under whatever verdict, and nothing else is: by fingerprints of
-            the whole rows, and where those differ, by the rows. Compared with the source itself, so it does not matter
-            by which bug, crash or hand a row was lost
-    ids     no id is twice among the firsts, and each repeat has its first: one that has none counts nowhere. An id is
-            made of the columns that a message is known by, read as the judge reads them. Some reasons call a message a
-            repeat without knowing of its first, by their rule; those are counted apart
+    rows    every row of the source is published exactly once, under any verdict, and nothing else is: by fingerprints
+            of whole rows, and where those differ, by the rows. The comparison is with the source itself, so any loss is
+            found, whether by a bug, a crash or an operator
+    ids     no id occurs twice among the firsts, and each repeat has its first: a message without one counts nowhere. An
+            id consists of the columns that identify a message, read as the judge reads them. Some reasons call a
+            message a repeat by rule, without knowing its first; those are counted separately
 
-A batch run takes the fingerprint of its source in `Passing`, while it reads it, and then compares what can be read
-where it published. Only if the two do not agree is the source read a second time, to name what is missing or surplus.
-So a source that grows during the run is no trouble. ``onefold audit`` comes later and knows no fingerprint: it reads
-both.
+A batch run takes the fingerprint of its source while reading it (`Passing`), and compares it with what can be read from
+the output. Only if the two differ is the source read again, to name the missing and surplus rows. So a source that
+grows during the run is no problem. ``onefold audit`` runs later and has no fingerprint: it reads both.
 
-Where the fingerprint is known, an id is 128 bits of two hashes that are no relatives, xxhash64 and murmur3. The judge
-names chains by xxhash64 alone: who crafts two names that it takes for one has to do it in both before the audit takes
-them for one too. Else an id is the SHA-256 of its form.
+Where the fingerprint is known, an id is 128 bits of two unrelated hashes, xxhash64 and murmur3. The judge names chains
+by xxhash64 alone: two names crafted to collide in the judge would have to collide in both hashes to deceive the audit.
+Otherwise an id is the SHA-256 of its form.
 
-Cost: a pass over each table, or over what was published only if the fingerprint of the source is known; one shuffle of
-ids, 32 bytes each, or 16.
+Cost: a pass over each table, or over the output only if the fingerprint of the source is known; one shuffle of ids, 32
+bytes each, or 16.
 """
 
 from __future__ import annotations
@@ -58,21 +57,21 @@ from onefold.spark.sinks.parquet import BATCHES, STREAM
 from onefold.tally import Tally
 
 BY_RULE: Final = ("below_floor", "behind_head", "behind_highest")
-"""Reasons that call a message a repeat without knowing of its first: as published, see docs/guarantees.md."""
+"""Reasons, as published, that call a message a repeat without knowing its first; see docs/guarantees.md."""
 WRONG: Final = {"missing": "missing in the sink", "surplus": "not in the source", "twice": "counted twice"}
-"""The kinds that make an audit fail, in words."""
+"""The kinds of findings that make an audit fail, in words."""
 KINDS: Final = {"missing", "surplus", "twice", "orphans"}
-"""The folders that hold what is wrong."""
+"""The folders of findings, one per kind."""
 SHOWN_MAX: Final = 20
-"""How many of each kind are named; the tables have all of them."""
+"""Ids shown per kind; the tables hold all rows."""
 NAMED_MAX: Final = 3
-"""How many of each kind an error names in its one line."""
+"""Ids per kind in the one line of an error."""
 UNSORTED: Final = ("map<", "variant")
-"""Types that Spark does not sort by; with one among them, what is wrong is named as it comes."""
+"""Types that Spark cannot sort by; findings with such a column are shown unsorted."""
 FILE_AT: Final = "_onefold_file"
-"""A column with the file of a row, where that is asked for."""
+"""The column with the file of a row, if requested."""
 NO_FILES: Final = "UNABLE_TO_INFER_SCHEMA"
-"""What Spark says of folders without a single file."""
+"""Spark's error class for folders without any file."""
 
 _ID, _AT, _SOON = ["_onefold_id0", "_onefold_id1"], "_onefold_at", "_onefold_soon"
 _KIND, _FIRST, _REPEAT, _RULED = "_onefold_kind", "_onefold_first", "_onefold_repeat", "_onefold_ruled"
@@ -80,45 +79,43 @@ _KINDS: Final = {_FIRST: 0, _REPEAT: 1, _RULED: 2}
 
 
 class AuditFailed(OnefoldError):
-    """What was published is not what the source holds: do not use it. The text names the first of what is wrong."""
+    """The published rows differ from the source: do not use them. The text names the first findings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """The outcome of an audit."""
-
     source: int
-    """How many rows the source holds."""
+    """Rows of the source."""
     published: int
     fingerprint_source: str
     fingerprint_published: str
     missing: int = 0
-    """How many rows of the source were not published."""
+    """Rows of the source that were not published."""
     surplus: int = 0
-    """How many rows were published that the source does not hold."""
+    """Published rows that the source does not hold."""
     ids: int | None = None
-    """How many ids are among the firsts; None: what was published says nothing of verdicts."""
+    """Ids among the firsts; None: the published rows have no verdicts."""
     twice: int = 0
-    """How many ids are there more than once."""
+    """Ids that count again before they have expired."""
     again: int = 0
-    """How often an id that had expired counts once more."""
+    """Firsts of an id that had expired before and so counts again."""
     repeats: int = 0
     orphans: int = 0
-    """How many repeats have no first, though their reason knows of one."""
+    """Repeats without a first, though their reason implies one."""
     orphans_by_rule: int = 0
-    """How many repeats have no first by the rule of their reason: nothing can tell whether they are copies."""
+    """Repeats without a first, by the rule of their reason: whether they are copies cannot be known."""
     elsewhere: int = 0
-    """Of a run that goes on: how many repeats have their first in an earlier version, or none; nobody looked there."""
+    """For a run with a memory: repeats with a first in an earlier version, which is not checked, or with none."""
     left_out: Sequence[str] = ()
     """Columns of a type that cannot be compared."""
     shown: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
-    """The first ids of what is wrong, by kind."""
+    """The first ids of the findings, by kind."""
     tables: Mapping[str, DataFrame] = field(default_factory=dict, repr=False, compare=False)
-    """All rows of what is wrong, by kind."""
+    """All rows of the findings, by kind."""
 
     @property
     def agrees(self) -> bool:
-        """Whether source and sink hold the same rows, and every id counts once."""
+        """Whether source and sink hold the same rows and every id counts once."""
         return not (self.missing or self.surplus or self.twice)
 
     @property
@@ -126,7 +123,7 @@ class Audit:
         return self.agrees and not self.orphans and not self.orphans_by_rule
 
     def check(self) -> Audit:
-        """Return self if source and sink agree; raise `AuditFailed` that names the first ids if not."""
+        """Return self if source and sink agree; else raise `AuditFailed` with the first ids."""
         if self.agrees:
             return self
         findings = []
@@ -148,13 +145,13 @@ def audit(
     source: DataFrame, published: DataFrame, identity: Identity | Names | None = None, *,
     columns: Names | None = None, sent: Fingerprint | None = None, goes_on: bool = False,
 ) -> Audit:  # fmt: skip
-    """Compare what a source holds with what was published of it.
+    """Compare a source with the rows published from it.
 
-    ``published`` has the columns of the source, and ``verdict`` and ``reason`` if they are to be looked at.
-    ``identity``: the columns by which two rows are the same message; None: no ids are looked at. ``columns``: what
-    must agree; None: every column of the source. ``sent``: the fingerprint of the source by these columns, if it was
-    taken while it was read; then the source is only read again if the two do not agree. ``goes_on``: a repeat may have
-    its first in what was published before, which is not looked at.
+    ``published`` has the columns of the source, and ``verdict`` and ``reason`` if they are to be checked.
+    ``identity``: the columns by which two rows are the same message; None: ids are not checked. ``columns``: the
+    columns that must agree; None: every column of the source. ``sent``: the fingerprint of these columns of the source,
+    if taken while it was read; the source is then read again only if the fingerprints differ. ``goes_on``: a repeat may
+    have its first in an earlier version, which is not checked.
     """
     _, names = chosen(source, published, None, source.columns if columns is None else columns)
     ids_in: tuple[str, ...] = ()
@@ -174,7 +171,7 @@ def audit(
     if sent is not None and sent == (seen or fingerprint(published, row_values(published, names))):
         same = str(sent)
         compared = Summary(rows_a=sent.count, rows_b=sent.count, fingerprint_a=same, fingerprint_b=same)
-    else:  # by SHA-256: rows of a source may be crafted to collide
+    else:  # by SHA-256: a source's rows may be crafted to collide
         with diff(source, published, columns=names, hash="sha256") as difference:
             compared = difference.summary
             wrong.add("missing", difference.only_a, compared.only_a)
@@ -197,7 +194,7 @@ def audit(
 
 
 class AuditFinding:
-    """Tables of what is wrong, by kind, and the first ids of each."""
+    """The rows and the first ids of each kind of finding."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -215,19 +212,19 @@ class AuditFinding:
 
 
 class Ids:
-    """The ids of judged rows, each with how often it is a first and how often a repeat.
+    """The ids of judged rows, each with its number of firsts and repeats.
 
-    ``strong``: by SHA-256; else by hashes that are quick, see above.
+    ``strong``: by SHA-256; else by the fast hashes described above.
     """
 
     def __init__(self, judged: DataFrame, identity: Identity, *, strong: bool = True) -> None:
         self._identity = identity
         self._strong = strong
-        # Shuffled as they are: few ids are there twice, so that counting them before would be work for nothing.
+        # Shuffled without partial aggregation: few ids occur twice, so it would hardly reduce the rows.
         rows = self._marked(judged, []).repartition(*_ID)
         soon = F.greatest(F.count_if(_is(_FIRST)) - 1, F.lit(0))
         if identity.time is not None:
-            # An id that expires may be new again: one too many is a first that comes too soon after the one before.
+            # An id that has expired may be first again; a first sooner than that after the previous one is an error.
             before = F.lag(_AT).over(Window.partitionBy(*_ID, _KIND).orderBy(_AT))
             rows = rows.withColumn(_SOON, _is(_FIRST) & (F.col(_AT) - before < identity.expiry_ms))
             soon = F.count_if(_SOON)
@@ -237,7 +234,7 @@ class Ids:
         )
 
     def _marked(self, judged: DataFrame, names: Iterable[str]) -> DataFrame:
-        """Firsts and repeats with these columns, their kind, the hash of their id in two halves, and when they came."""
+        """Firsts and repeats with these columns, their kind, the hash of their id in two halves, and their time."""
         identity = self._identity
         cells = [(F.col(quoted(name)), judged.schema[name].dataType) for name in identity.names]
         cells += [(cell, T.LongType()) for cell in identity.number(judged)]
@@ -249,7 +246,7 @@ class Ids:
             high, low = (F.hash(F.lit(i), *values).cast("long") for i in range(2))
             halves = [F.xxhash64(F.lit(2), *values), F.shiftleft(high, 32).bitwiseXOR(low)]
         repeat = F.when(F.col(REASON).isin(*BY_RULE), _KINDS[_RULED]).otherwise(_KINDS[_REPEAT])
-        kind = F.when(F.col(VERDICT) == "FIRST", _KINDS[_FIRST]).otherwise(repeat).cast("byte")  # shuffled: no texts
+        kind = F.when(F.col(VERDICT) == "FIRST", _KINDS[_FIRST]).otherwise(repeat).cast("byte")  # shuffled: no text
         return judged.where(F.col(VERDICT).isin("FIRST", "REPEAT")).select(
             *(F.col(quoted(name)) for name in names),
             kind.alias(_KIND),
@@ -258,8 +255,8 @@ class Ids:
         )
 
     def counts(self) -> dict[str, int]:
-        """How many ids count, how many of them more than once, how many repeats there are, and how many have no first;
-        runs one job.
+        """The numbers of ids, of ids that count twice or again, of repeats, and of repeats without a first; runs one
+        job.
         """
         alone = F.col(_FIRST) == 0
         cells = {
@@ -274,7 +271,7 @@ class Ids:
         return {name: int(row[name] or 0) for name in cells}
 
     def wrong(self, judged: DataFrame) -> Mapping[str, DataFrame]:
-        """The firsts that are one of several, and the repeats without a first, whole rows."""
+        """The whole rows of firsts whose id counts twice, and of repeats without a first."""
         rows = self._marked(judged, judged.columns)
         twice, alone = F.col(_SOON) > 0, (F.col(_FIRST) == 0) & (F.col(_REPEAT) > 0)
         kinds = {"twice": (_is(_FIRST), twice), "orphans": (_is(_REPEAT), alone)}
@@ -289,7 +286,7 @@ def _is(kind: str) -> Column:
 
 
 def comparable(df: DataFrame) -> list[str]:
-    """The columns whose values have a form: all but those of a type that cannot be compared."""
+    """All columns except those of a type that cannot be compared."""
     names = []
     for name in df.columns:
         try:
@@ -304,8 +301,8 @@ def audit_run(
     source: DataFrame, output: Place | DataFrame, judging: Engine, sent: Fingerprint | None = None, *,
     goes_on: bool = False,
 ) -> Audit:  # fmt: skip
-    """Compare the messages of a source with what a run published, to a folder or a table. ``goes_on``: firsts may lie
-    in earlier versions.
+    """Compare the messages of a source with the folder or table that a run published. ``goes_on``: firsts may be in
+    earlier versions.
     """
     rows = _published(source.sparkSession, output) if isinstance(output, Place) else output
     if rows is None:
@@ -317,10 +314,10 @@ def audit_run(
 def published(
     spark: SparkSession, output: Place | str, folder: str | None = None, *, at: str | None = None
 ) -> DataFrame:
-    """All rows that a run published, or all batches of a stream, and nothing else: no half batch, no attempt that died.
+    """All rows that a run or the batches of a stream published, without partial batches or dead attempts.
 
-    ``folder``: only one of them, such as "firsts"; None: the rows of all verdicts. ``at``: a further column with the
-    file of each row. `Misuse` if there is no file of any.
+    ``folder``: only this one, such as "firsts"; None: the rows of all verdicts. ``at``: add a column of this name with
+    the file of each row. `Misuse` if there are no files.
     """
     place = Place(spark, output) if isinstance(output, str) else output
     rows = _published(spark, place, at, None if folder is None else [folder])
@@ -332,18 +329,18 @@ def published(
 def _published(
     spark: SparkSession, output: Place, at: str | None = None, folders: Sequence[str] | None = None
 ) -> DataFrame | None:
-    """The rows of all folders that are there; None if they hold no file."""
+    """The rows of all existing folders; None if they hold no file."""
     names = [MESSAGES, *FOLDERS.values()] if folders is None else folders
     if not output.renames:
         paths = files_of(output, names, batches=BATCHES, whole=TALLY)
     elif batches := [output / BATCHES / name for name in (output / BATCHES).names()]:
-        # A batch has the folders of its stream's strategy; of one that is damaged, some.
+        # A batch has the folders of its stream's strategy; a damaged batch may lack some.
         paths = [str(output / BATCHES / "*" / name) for name in names if any((b / name).exists() for b in batches)]
     else:
         paths = [str(output / name) for name in names if (output / name).exists()]
     try:
         rows = parquet(spark, paths, at=at) if paths else None
-        if rows is not None and rows.schema:  # Spark Connect looks only now
+        if rows is not None and rows.schema:  # Spark Connect reads the files only now
             return rows
     except AnalysisException as error:
         if NO_FILES not in str(error):
@@ -352,7 +349,7 @@ def _published(
 
 
 def books(spark: SparkSession, output: Place) -> Tally:
-    """The books that a run, or a stream, left there."""
+    """The books of a run or stream in its output."""
     if (output / STREAM).exists():
         strategy = (output / STREAM).read_json()["strategy"]
         return open_sink(spark, str(output), format="parquet", strategy=strategy).total()
@@ -362,7 +359,7 @@ def books(spark: SparkSession, output: Place) -> Tally:
 
 
 def books_differ(run: Tally, spark: SparkSession, output: Place | DataFrame) -> list[str]:
-    """Where the books of a run say another number than its rows, or rows lie in a folder of another verdict; one line
+    """The differences between the books of a run and its rows, and rows in the folder of another verdict; one line
     each.
     """
     folder = F.regexp_replace(F.element_at(F.split(FILE_AT, "/"), -2), "^_onefold_folder=", "")
@@ -383,7 +380,7 @@ def books_differ(run: Tally, spark: SparkSession, output: Place | DataFrame) -> 
 
 @contextmanager
 def kinds_folder(path: Place) -> Iterator[Signed]:
-    """A folder for what is wrong: emptied of what an audit left there, refused if something else lives there."""
+    """A folder for findings: removes those of an earlier audit; refused if the folder holds anything else."""
     with signed(path, "audit", [STAGING]) as folder:
         for name in (*sorted(KINDS), STAGING):
             folder.remove(name)
@@ -391,7 +388,7 @@ def kinds_folder(path: Place) -> Iterator[Signed]:
 
 
 def keep_in(folder: Signed, audited: Audit) -> None:
-    """Write all rows of what is wrong to a folder of their own, by kind."""
+    """Replace the findings in a folder by those of this audit, one subfolder per kind."""
     staging = folder.place / STAGING
     keep(audited, staging)
     folder.replace({kind: staging / kind for kind in audited.tables}, KINDS)
@@ -399,6 +396,6 @@ def keep_in(folder: Signed, audited: Audit) -> None:
 
 
 def keep(audited: Audit, path: Place) -> None:
-    """Write all rows of what is wrong to a folder, by kind."""
+    """Write all rows of the findings to a folder, one subfolder per kind."""
     for kind, rows in audited.tables.items():
         (path / kind).write(rows)

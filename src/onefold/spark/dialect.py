@@ -1,10 +1,10 @@
-"""What Sparks before 4.1 say in another way, or cannot say. Everything else of this room is written for all of them.
+"""Features that Spark before 4.1 lacks or spells differently. The rest of this package is written for all versions.
 
-an Arrow UDF over iterators   4.1; before that the same as a pandas UDF, whose columns of integers are not copied
-`try_cast`                    4.0; before that a cast of what the value's text shows to fit
-tables of Arrow, both ways    4.0; before that by way of pandas or of rows
-types                         those that a Spark does not have, no column of it has
-a task for a number           4.1; before that Spark hashes the number, and tasks get more of them or fewer
+an Arrow UDF over iterators   4.1; before that a pandas UDF, whose integer columns are not copied
+`try_cast`                    4.0; before that a cast of values whose text shows that they fit
+tables of Arrow, both ways    4.0; before that through pandas or rows
+types                         a type that a Spark version lacks has no columns there
+a task for a number           4.1; before that Spark hashes the number, and tasks get uneven counts of numbers
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 SPARK: Final = tuple(int(part) for part in pyspark.__version__.split(".")[:2])
-"""The version of PySpark, such as (4, 1). Of Spark Connect the client's; a server may be newer."""
+"""The version of PySpark, such as (4, 1). With Spark Connect, the client's; the server may be newer."""
 
 _BOUNDS: Final = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63, "long": 63}
-"""How many bits of a whole number are its size."""
+"""Value bits of each integer type, without the sign."""
 
 
 def iterator_udf(judge: Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.Array]], kind: T.DataType) -> Any:
-    """A UDF that sees the columns of a task batch by batch, two columns at least, and gives as many values."""
+    """A UDF that gets the columns of a task (at least two) batch by batch, and returns one value per row."""
     if SPARK >= (4, 1):
         judge.__annotations__ = {"batches": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
         return F.arrow_udf(judge, kind)  # type: ignore[attr-defined]
@@ -44,7 +44,7 @@ def iterator_udf(judge: Callable[[Iterator[tuple[pa.Array, ...]]], Iterator[pa.A
 
 
 def try_cast(column: Column, kind: str | T.DataType) -> Column:
-    """The value as one of this type; null where it is none. From text, or from numbers without a fraction."""
+    """The value cast to this type; null if it is not valid. From text, or from numbers without a fraction."""
     if hasattr(Column, "try_cast"):
         return column.try_cast(kind)
     name = kind if isinstance(kind, str) else kind.simpleString()
@@ -52,7 +52,7 @@ def try_cast(column: Column, kind: str | T.DataType) -> Column:
         return F.try_to_timestamp(column)
     if name not in _BOUNDS:
         return column.cast(kind)
-    # A plain cast takes 12 from "12.5", and what it can of a number that is too large.
+    # A plain cast turns "12.5" into 12, and truncates a number that is too large.
     text = F.trim(column.cast("string"))
     number = F.when(text.rlike("^[+-]?[0-9]{1,38}$"), text.cast("decimal(38,0)"))
     bound = 1 << _BOUNDS[name]
@@ -60,35 +60,35 @@ def try_cast(column: Column, kind: str | T.DataType) -> Column:
 
 
 def valid_utf8(text: Column) -> Column:
-    """The text, with a replacement character for what is no UTF-8."""
+    """The text, with invalid UTF-8 replaced by a replacement character."""
     if hasattr(F, "make_valid_utf8"):
         return F.make_valid_utf8(text)
     return F.decode(text.cast("binary"), "UTF-8")
 
 
 def is_utf8(value: Column) -> Column:
-    """Whether bytes are text in UTF-8."""
+    """Whether the bytes are valid UTF-8."""
     if hasattr(F, "is_valid_utf8"):
         return F.is_valid_utf8(value.cast("string"))
     return F.encode(F.decode(value, "UTF-8"), "UTF-8") == value
 
 
 def evenly(df: DataFrame, number: Column, numbers: int, tasks: int) -> DataFrame:
-    """The rows of a number, of 0 up to ``numbers``, in one task, and every task has about as many numbers."""
+    """Shuffle rows by number, in range(``numbers``): each number into one task, about as many numbers per task."""
     if hasattr(df, "repartitionById"):
         return df.repartitionById(tasks, F.floor(number * tasks / numbers).cast("int"))
     return df.repartition(tasks, number)
 
 
 def on_thread(spark: SparkSession, look: Callable[[], Any]) -> Callable[[], Any]:
-    """A function for another thread, which works in the session of this one."""
+    """A function to run on another thread, in the session of this thread."""
     if SPARK >= (4, 0):
         return inheritable_thread_target(spark)(look)  # type: ignore[no-any-return]
     return inheritable_thread_target(look)
 
 
 def most_by(value: Column, rank: Column, n: int) -> Column:
-    """Of rows that have a rank the values of the n highest, those first."""
+    """The values of the n rows with the highest rank, highest first; rows without a rank are left out."""
     if "k" in signature(F.max_by).parameters:
         return F.max_by(value, rank, n)
     ranked = F.when(rank.isNotNull(), F.struct(rank.alias("rank"), value.alias("value")))
@@ -103,7 +103,7 @@ def file_of(df: DataFrame) -> Column:
 
 
 def to_arrow(df: DataFrame) -> pa.Table:
-    """All rows, as Arrow's columns."""
+    """All rows as an Arrow table."""
     if hasattr(DataFrame, "toArrow"):
         return df.toArrow()
     schema = arrow_schema(df.schema)
@@ -115,17 +115,16 @@ def to_arrow(df: DataFrame) -> pa.Table:
 
 
 def from_arrow(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """A table of Arrow's columns."""
     if SPARK >= (4, 0) and table.num_rows:
         return spark.createDataFrame(table)
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))  # Connect takes no empty table
+    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))  # Connect rejects empty tables
     return spark.createDataFrame(rows, from_arrow_schema(table.schema))
 
 
 def arrow_schema(schema: T.StructType) -> pa.Schema:
-    """The same columns to Arrow, times in UTC."""
+    """The Arrow schema of the same columns, times in UTC."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
@@ -133,5 +132,5 @@ def arrow_schema(schema: T.StructType) -> pa.Schema:
 
 
 def kinds(*names: str) -> tuple[type[T.DataType], ...]:
-    """The types of these names that this Spark has."""
+    """The types with these names, if this Spark has them."""
     return tuple(getattr(T, name) for name in names if hasattr(T, name))

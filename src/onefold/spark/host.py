@@ -1,23 +1,23 @@
-"""Hosting an engine on Spark: a table or a stream goes in, every row comes out with its verdict and reason.
+"""Run an engine on Spark: takes a table or a stream, returns every row with its verdict and reason.
 
-An engine says which integers of a row it needs and how it judges those (`Engine`); this file does the rest. The wide
-row never meets the judgement, and the order in which rows reach a task means nothing, so that a task or a batch that
-is tried again answers the same.
+An engine defines which integers of a row it needs and how to judge them (`Engine`); this file does the rest. Only those
+integers reach the judge, never the wide row. The order in which rows reach a task does not matter, so a retried task or
+batch returns the same answers.
 
-A table takes one shuffle by the key and one Arrow UDF over the integers; one byte per row comes back. A task puts its
-rows in the order of judgement (by chain, then arrival, then number) itself: sorting the wide rows in the JVM was
+A table takes one shuffle by the key and one Arrow UDF over the integers, which returns one byte per row. Each task
+sorts its rows into judgement order (by chain, then arrival, then number) itself: sorting the wide rows in the JVM was
 measured at half the time of the whole job. Up to ``rows_in_memory_max`` rows are sorted and judged at once (about 150
-bytes each at the peak). A larger partition is an external sort: sorted runs in a temporary file, read back in windows
-that follow each other in the order of judgement. Where messages of one number must be compared, however far apart they
-came, the rows are gone through once more, sorted by number: that is the review.
+bytes each at the peak). A larger partition is an external sort: sorted runs in a temporary file, read back as
+consecutive windows in judgement order. Where messages with the same number must be compared, however far apart they
+arrived, a second pass reads the rows sorted by number: the review.
 
-With a memory (`memory`), of a stream or of a table that goes on, rows are shuffled by the bucket of their key, and the
-same function judges them from what the versions below this one left, then writes its own version before it
-answers the first row. There is no other way for streams: the wide row stays in the JVM there too. What is larger than
-memory is sorted on disk as above, and judged window by window.
+With a memory (`memory`), for a stream or a table that continues from one, rows are shuffled by the bucket of their key.
+The same function judges them against the versions below this one, then writes its own version before it returns the
+first code. Streams always work this way; the wide row stays in the JVM there too. A partition larger than
+``rows_in_memory_max`` is sorted on disk as above and judged window by window.
 
-A chain's name is 128 bits of hash. The first 64 number the chains and the other 64 check that no two chains share a
-number; should two ever do so, all 128 bits are compared. Producers and devices are chains here too.
+A chain's name is a 128-bit hash. The first 64 bits identify the chain, the other 64 detect two chains with the same
+first half; if there are any, all 128 bits are compared. Producers and devices are chains here too.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ Transform: TypeAlias = Callable[[DataFrame], DataFrame]
 LABELS = VERDICT, REASON = "verdict", "reason"
 
 BEFORE_ALL = -(1 << 63)
-"""The arrival of a row that has none: it is judged before the others of its chain."""
+"""The arrival of a row without one: it is judged before the other rows of its chain."""
 SORTED = 6
-"""How many columns take part in the order."""
+"""Number of columns in the sort order."""
 
 
 class KeyColumns(NamedTuple):
-    """What crosses from Spark to Python, one integer per row each."""
+    """The columns passed from Spark to Python, one integer per row each."""
 
-    key: Int64s  # the first half of the chain's name
-    key_check: Int64s  # the other half
+    key: Int64s  # first half of the chain's hash
+    key_check: Int64s  # second half
     arrival: Int64s
-    previous: Int64s  # what sorts rows of one number: of a chain the previous number, of a producer the epoch
+    previous: Int64s  # sorts rows with the same number: a chain's previous number, a producer's epoch
     number: Int64s
-    tie: Int64s  # settles, the same way every time, the order of rows that are equal in everything above
-    more: tuple[Int64s, ...] = ()  # what else a judge needs of a row; the order does not look at it
+    tie: Int64s  # deterministic order of rows that are equal in all columns above
+    more: tuple[Int64s, ...] = ()  # other columns that a judge needs; not part of the sort order
 
     @classmethod
     def of(cls, columns: Iterable[Int64s]) -> KeyColumns:
-        """The columns as they crossed: first those that have names, then ``more``."""
+        """From columns in the order of `flat`: the named ones, then ``more``."""
         key, key_check, arrival, previous, number, tie, *more = columns
         return cls(key, key_check, arrival, previous, number, tie, tuple(more))
 
@@ -96,7 +96,7 @@ def concatenate(parts: list[KeyColumns]) -> KeyColumns:
 
 
 def chains(columns: KeyColumns) -> Int64s:
-    """A small number for each row's chain, equal for equal names and only for those."""
+    """A small number for each row's chain; equal exactly for rows of the same chain."""
     encoded = pa.array(columns.key).dictionary_encode()
     codes: Int64s = encoded.indices.to_numpy().astype(np.int64)
     check = np.empty(len(encoded.dictionary), np.int64)
@@ -108,14 +108,14 @@ def chains(columns: KeyColumns) -> Int64s:
 
 
 def order(chain: Int64s, columns: KeyColumns) -> Int64s:
-    """The rows, sorted by chain, arrival, number, previous and tie.
+    """Row indices, sorted by chain, arrival, number, previous and tie.
 
-    Arrivals are nearly sorted already, and chain numbers are sorted by their digits: a fifth of the time of a
+    Arrivals are nearly sorted already, and chain numbers are radix-sorted: this takes a fifth of the time of a
     comparison sort over the same columns.
     """
     rows: Int64s = np.argsort(columns.arrival, kind="stable")
     most = int(chain.max(initial=0))
-    if most < 1 << 8:  # numpy sorts integers of 8 and 16 bits without comparing them
+    if most < 1 << 8:  # numpy uses a radix sort for 8-bit and 16-bit integers
         rows = rows[np.argsort(chain.astype(np.uint8)[rows], kind="stable")]
     else:
         for shift in range(0, most.bit_length(), 16):
@@ -124,9 +124,9 @@ def order(chain: Int64s, columns: KeyColumns) -> Int64s:
     same = (chain[1:] == chain[:-1]) & (arrival[1:] == arrival[:-1])
     if not same.any():
         return rows
-    # Rows that came at the same time as the next one.
+    # Rows with the same arrival as a neighbour.
     before, after = np.concatenate(([False], same[:-1])), np.concatenate((same[1:], [False]))
-    alone = same & ~before & ~after  # most are two, and a comparison settles them
+    alone = same & ~before & ~after  # most ties are pairs: one comparison orders them
     at = np.flatnonzero(alone)
     one, other = rows[at], rows[at + 1]
     behind = columns.tie[one] > columns.tie[other]
@@ -147,13 +147,13 @@ Judge: TypeAlias = Callable[..., Codes]
 
 BUCKETS_MAX = 4096
 ROWS_IN_MEMORY_MAX = 4_000_000
-"""600 MB at the peak; Spark's own advice is 64 MB to 128 MB of shuffle data per task, which is far below it."""
+"""600 MB at the peak; the 64 MB to 128 MB of shuffle data per task that Spark recommends are far below."""
 
 _BATCH = 65_536
 _JUDGED = [0, 1, 2, 4, 3, 5, -1]  # sorted by key, key_check, arrival, number, previous, tie, row
 _REVIEWED = [0, 1, 4, 2, 3, 5, -1]  # sorted by key, key_check, number; then as judged
 
-PREVIOUS_NUMBER = (3, 4)  # where the columns stand that a chain is judged by
+PREVIOUS_NUMBER = (3, 4)  # positions of the columns by which a chain is judged
 
 
 def judge_partition(
@@ -167,13 +167,13 @@ def judge_partition(
     review_due: Callable[[], bool] = lambda: True,
     ordered: bool = True,
 ) -> Iterator[Codes]:
-    """The codes of all rows, in the order in which the rows came.
+    """The codes of all rows, in input order.
 
-    ``judge``: chain and the wanted columns (None: all) -> codes; it sees the rows in the order of judgement, unless
-    they fit into memory and are not to be ``ordered``. ``group``: key -> number; the chains of one number come
-    together. ``review``: chain, the wanted columns and the codes -> codes; the rows of one number come to it in the
-    order of judgement, in one call or in calls that follow each other. ``review_due`` is asked when all rows are
-    judged: without need there is no review.
+    ``judge``: chain and the wanted columns (None: all) -> codes; it gets the rows in judgement order, unless they fit
+    into memory and ``ordered`` is false. ``group``: key -> number; chains with the same number are passed together.
+    ``review``: chain, the wanted columns and the codes -> codes; it gets the rows of one number in judgement order, in
+    one call or in consecutive calls. ``review_due`` is called when all rows are judged; if false, the review is
+    skipped.
     """
     buffer: list[KeyColumns] = []
     with ExitStack() as files:
@@ -191,7 +191,7 @@ def judge_partition(
             return
         if runs:
             runs.append(_Run(_table(concatenate(buffer), rows - waiting), file))
-            # Written, not only sized: on a full disk this is an error, a store into a sparse map would end the process.
+            # Written, not only sized: a full disk is an error here, but kills the process on a store into a sparse map.
             disk = files.enter_context(tempfile.TemporaryFile())
             for start in range(0, rows, _BATCH):
                 disk.write(bytes(min(_BATCH, rows - start)))
@@ -220,7 +220,7 @@ def judge_partition(
 
 
 def _turns(columns: KeyColumns, group: Callable[[Int64s], Int64s] | None, ordered: bool) -> tuple[Int64s, Int64s]:
-    """A number for each row's chain, and the rows in their order: of judgement, or those of a group together."""
+    """A number for each row's chain, and the row indices in judgement order, or only grouped if not ``ordered``."""
     if not ordered:
         chain = np.zeros(len(columns.key), np.int64)
         groups = chain if group is None else group(columns.key)
@@ -249,7 +249,7 @@ def _sorted(table: Int64s, keys: list[int]) -> Int64s:
 
 
 class _Run:
-    """A sorted table at the end of a file, which all runs share: rows are read by position, nothing stays in memory."""
+    """A sorted table, appended to a file shared by all runs; rows are read by position and not kept in memory."""
 
     def __init__(self, table: Int64s, file: IO[bytes], keys: list[int] = _JUDGED) -> None:
         self._width, self.rows = table.shape
@@ -270,7 +270,7 @@ class _Run:
         return tuple(self.read(at, at + 1)[self.keys, 0].tolist())
 
     def end(self, low: int, limit: tuple[int, ...]) -> int:
-        """The first position from ``low`` on whose key is beyond the limit."""
+        """The first position from ``low`` on whose key is greater than the limit."""
         high = self.rows
         while low < high:
             middle = (low + high) // 2
@@ -291,7 +291,7 @@ def _windows(runs: list[_Run], rows_max: int) -> Iterator[Int64s]:
 
 
 class _Names:
-    """Numbers the chains of consecutive windows, the same for the same chain, also across a window's end."""
+    """Numbers the chains of consecutive windows; a chain that spans windows keeps its number."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -308,39 +308,39 @@ class _Names:
 
 @cache
 def settle() -> None:
-    """Call at the end of a task: once per worker, what is loaded by then is left out of later garbage collections.
+    """Call at the end of a task: once per worker, excludes all objects loaded by then from later garbage collections.
 
-    With pandas and pyarrow loaded, searching all of it after each task can take longer than a small task did.
+    With pandas and pyarrow loaded, scanning them after each task can take longer than a small task.
     """
     gc.collect()
     gc.freeze()
 
 
 WRITERS = 16
-"""How many buckets of a task are written at once."""
+"""Buckets that a task writes concurrently."""
 TASK_BYTES = 64 << 20
 """Spark's own advisory size of a task's input, spark.sql.adaptive.advisoryPartitionSizeInBytes."""
 TASKS_MAX = 100_000
 SMALL_BYTES = 1 << 20
-"""A table gets no more tasks than it has of these: each starts a Python worker, which costs more than so few rows."""
+"""A table gets at most one task per this many bytes: starting a Python worker costs more than judging so few rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOptions:
-    """What a judge remembers, where, and as which version of it."""
+    """The memory of a judge: its path, its version and its limits."""
 
-    path: str | None = None  # None: a table is all there is
-    version: int | None = None  # None: the number of the batch, which a stream knows
-    now_ms: int | None = None  # when the batch began; None: as Spark says, which keeps it for a second attempt
-    owner: str = ""  # whose memory it is; empty: of the stream that it is used in
-    idle_ms: int | None = None  # after how long without a message a key gives up its gaps
+    path: str | None = None  # None: no memory, only for a table
+    version: int | None = None  # None: the stream's batch id
+    now_ms: int | None = None  # start of the batch; None: Spark's current timestamp, which a retry repeats
+    owner: str = ""  # owner of the memory; empty: the stream's query id
+    idle_ms: int | None = None  # a key without a message for this long gives up its gaps
     state_rows_max: int | None = None
-    """How many keys a bucket remembers; messages of new ones beyond that are UNSURE."""
+    """Keys that a bucket remembers; messages of further keys are UNSURE."""
     buckets: int = BUCKETS
     keep: int = KEEP
-    notes: str | None = None  # a folder for what the tasks see in passing, see `notes`; None: they do not look
+    notes: str | None = None  # folder for the tasks' notes, see `notes`; None: none are taken
     ordered_wait_ms: int | None = None
-    """None: messages come out as they come. Else per chain in order: what comes too early is held back so long."""
+    """None: messages come out as they arrive. Else in order per chain: an early message is held back for this long."""
 
     def __post_init__(self) -> None:
         least = {"buckets": 1, "keep": 1, "idle_ms": 1, "state_rows_max": 1, "version": 0}
@@ -351,7 +351,7 @@ class MemoryOptions:
             raise Misuse(f"buckets is {self.buckets}, must be at most {BUCKETS_MAX}", buckets=self.buckets)
 
     def opened(self, df: DataFrame, meaning: Meaning) -> MemoryFolder | None:
-        """The memory for these rows, made if it is not there; None: a table without. `Misuse` if it does not fit."""
+        """The memory for these rows, created if absent; None: a table without one. `Misuse` if an option is wrong."""
         if self.path is None:
             if df.isStreaming:
                 raise Misuse(
@@ -373,8 +373,8 @@ class MemoryOptions:
 class Integers(NamedTuple):
     columns: Sequence[Column]  # longs, never null; the first is a hash of the key
     readings: Mapping[str, Column]
-    """What they are made from besides the columns of the row: it is added to the row, and taken off again."""
-    key: Sequence[Column]  # what the rows of a table are shuffled by
+    """Helper columns from which ``columns`` are computed: added to the row, and dropped again."""
+    key: Sequence[Column]  # the rows of a table are shuffled by these
 
     def read(self, df: DataFrame) -> DataFrame:
         return df.withColumns(dict(self.readings)) if self.readings else df
@@ -391,12 +391,12 @@ def with_verdict(df: DataFrame, engine: Engine, options: MemoryOptions) -> DataF
 
 
 def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) -> DataFrame:
-    """The rows with the code of their answer as ``reason``; ``more``: what else the engine is to know of a row."""
+    """The rows with the code of their answer as ``reason``; ``more``: further columns for the engine."""
     integers = engine.integers(df)
     memory = options.opened(df, engine.meaning(df, options))
     columns = [*integers.columns, *more]
     if timed := memory is not None and options.now_ms is None and (engine.timed or options.idle_ms is not None):
-        columns.append(F.unix_millis(F.current_timestamp()))  # of a batch: the same when it is tried again
+        columns.append(F.unix_millis(F.current_timestamp()))  # the same when the batch is retried
 
     rules = None if options.notes is None else engine.note_rules(df)
     storage = None if options.notes is None else Storage(options.notes)
@@ -417,7 +417,7 @@ def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) 
             yield pa.array(part)
         settle()
 
-    # "Not deterministic" keeps the optimizer from moving it across the shuffle, or evaluating it twice.
+    # "Nondeterministic" keeps the optimizer from moving the UDF across the shuffle or evaluating it twice.
     judged = iterator_udf(judge, T.ByteType()).asNondeterministic()
     rows = shuffled(df, integers, engine.partitions, memory)
     codes = rows.transform(integers.read).withColumn(REASON, judged(*columns))
@@ -425,7 +425,7 @@ def coded(df: DataFrame, engine: Engine, options: MemoryOptions, *more: Column) 
 
 
 def labelled(rows: DataFrame, engine: Engine, code: Column) -> DataFrame:
-    """The rows with the verdict and the reason of a code: a look-up in a constant array."""
+    """The rows with the verdict and reason of a code, looked up in constant arrays."""
     words = [F.array(*(F.lit(str(answer[part])) for answer in engine.answers)) for part in (0, 1)]
     labels = {name: F.get(array, code) for name, array in zip(LABELS, words, strict=True)}
     columns = [F.col(quoted(name)) for name in rows.columns if name not in LABELS]
@@ -433,12 +433,12 @@ def labelled(rows: DataFrame, engine: Engine, code: Column) -> DataFrame:
 
 
 def shuffled(df: DataFrame, integers: Integers, partitions: int | None, memory: MemoryFolder | None) -> DataFrame:
-    """The rows of a key together: of a table in tasks by its size, with a memory a bucket in one task."""
+    """Shuffle rows by key: a table into tasks by its size; with a memory, each bucket into one task."""
     spark, most = df.sparkSession, TASKS_MAX if memory is None else memory.buckets
-    if partitions is None and df.isStreaming:  # no adaptive execution there, and a batch is small: a task per core
+    if partitions is None and df.isStreaming:  # no adaptive execution, and batches are small: one task per core
         partitions = cores(spark)
     if partitions is None and (believed := believed_bytes(df)) is not None:
-        # No fewer than four per core, for they need not be equally long; but none for a handful of rows.
+        # At least four tasks per core, since tasks differ in length; fewer for a small table.
         partitions = min(max(4 * cores(spark), believed // TASK_BYTES), 1 + believed // SMALL_BYTES)
     tasks = None if partitions is None else min(partitions, most)
     if memory is None:
@@ -449,13 +449,13 @@ def shuffled(df: DataFrame, integers: Integers, partitions: int | None, memory: 
 
 
 def _property(name: str) -> str | None:
-    """What Spark's driver tells the tasks of a batch."""
+    """A local property that Spark's driver sets for the tasks of a batch."""
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(name)
 
 
 class Remembering:
-    """A task that goes on from a memory: judges the rows of its buckets, and leaves the next version of each."""
+    """A task with a memory: judges the rows of its buckets and writes the next version of each."""
 
     def __init__(self, engine: Engine, memory: MemoryFolder, options: MemoryOptions) -> None:
         version = options.version if options.version is not None else _property("streaming.sql.batchId")
@@ -468,7 +468,7 @@ class Remembering:
         self._now_ms = options.now_ms or 0
 
     def judge_partition(self, arrays: Iterator[Sequence[Int64s]], *, timed: bool) -> Iterator[Codes]:
-        """The codes of all rows, after the memory was written. ``timed``: the last column is the time of the batch."""
+        """The codes of all rows, after writing the memory. ``timed``: the last column is the time of the batch."""
         parts = self._timed(arrays) if timed else map(KeyColumns.of, arrays)
         grouped = judge_partition(
             parts, self._judge, self._engine.rows_in_memory_max, wanted=None, group=self._memory.bucket_of,
@@ -503,29 +503,29 @@ class Remembering:
         def compact(table: str, records: KeyRecords, figures: dict[str, int]) -> KeyRecords:
             return self._engine.compacted(table, records, figures, self._options, self._now_ms)
 
-        # Side by side: what a file waits for is the disk, which makes many durable in the time of one.
+        # Concurrently: each write waits for fsync, and the disk syncs many files in the time of one.
         with ThreadPoolExecutor(min(WRITERS, max(1, len(self._buckets)))) as writers:
             list(writers.map(lambda bucket: bucket.write(compact), self._buckets.values()))
 
 
 def prepare(df: DataFrame) -> None:
-    """Refuse a table with columns that the judge writes or adds on the way, and see that the executors know onefold."""
+    """Refuse a table with columns that the judge writes or adds internally, and ship onefold to the executors."""
     refuse_ours(df)
     for name in df.columns:
-        if name.lower() in LABELS:  # to Spark, Reason and reason are one column: it would be overwritten
+        if name.lower() in LABELS:  # Spark's column names are case-insensitive: it would be overwritten
             raise Misuse(f"there is a column {name!r} already: rename it, the judge writes one", column=name)
     ship(df.sparkSession)
 
 
 def tie(df: DataFrame, ordered: set[str]) -> Column:
-    """A hash of all that the order of judgement does not see yet, that is, of all but the ``ordered`` columns."""
+    """A hash of all columns that the judgement order does not cover, that is, all but the ``ordered`` columns."""
     rest = [field for field in df.schema.fields if field.name not in ordered]
     values = [F.col(quoted(f.name)) if _hashable(f.dataType) else F.col(quoted(f.name)).cast("string") for f in rest]
     return F.xxhash64(*values) if values else F.lit(0).cast("long")
 
 
 def name_of(spark: SparkSession, columns: Sequence[tuple[str, str]], values: Sequence[str]) -> tuple[int, int]:
-    """The name of a key, by its columns with their types, and its values as text."""
+    """The hash of a key, from its columns with their types and its values as text."""
     texts = spark.createDataFrame([tuple(values)], [f"c{i}" for i in range(len(values))])
     key = [F.col(f"c{i}").cast(kind) for i, (_, kind) in enumerate(columns)]
     first, check = texts.select(F.xxhash64(*key), F.xxhash64(F.lit(1), *key)).collect()[0]
@@ -533,7 +533,7 @@ def name_of(spark: SparkSession, columns: Sequence[tuple[str, str]], values: Seq
 
 
 def _hashable(kind: T.DataType) -> bool:
-    """Whether Spark hashes values of this type: not if there is a map anywhere in it."""
+    """Whether Spark can hash values of this type: not if it contains a map or a variant."""
     if isinstance(kind, T.StructType):
         return all(_hashable(field.dataType) for field in kind.fields)
     if isinstance(kind, T.ArrayType):

@@ -1,26 +1,26 @@
-"""What an engine remembers between the batches of a stream, or between runs: a folder of sorted files.
+"""The memory of an engine between the batches of a stream or between runs: a folder of sorted files.
 
-    PATH/_onefold.json                          the signature: an id, and what the memory means (see `meaning`)
+    PATH/_onefold.json                          the signature: an id, and the memory's meaning (see `meaning`)
     PATH/0007/000000000012-000000000009.run     bucket 7 after version 12, with versions 9 to 11 merged into it
 
-A version is a batch of a stream or a run. Keys fall into buckets by the first bits of their hash. Version V reads, of
-the buckets that it has rows for, what is *below* V, and writes V of them: by write, sync and rename, or one put on an
-object store. So a batch that is tried again reads what its first attempt read and writes the same bytes, two attempts
-at once do no harm, and whatever a dead one left is written over. No commit is needed: what counts is what the next
-version reads, and there is a next version only after this one was published.
+A version is a batch of a stream or a run. The first bits of a key's hash select its bucket. Version V reads, for each
+bucket that it has rows for, the state *below* V, and writes version V of the bucket: by write, fsync and rename, or by
+one put on an object store. So a retried batch reads what its first attempt read and writes the same bytes, concurrent
+attempts are harmless, and leftovers of a dead attempt are overwritten. No commit is needed: only the next version reads
+this one, and it starts only after this one was published.
 
-A run holds the records that its version touched, sorted by key; whoever looks for a key asks the newest run first and
-finds it by binary search in a mapped file. So a batch costs what it touches. A version that is written takes the runs
-before it along while they are small next to it, like the carry of a counter: there are a few runs per bucket, a record
-is written again a few times in all, and the largest run of a bucket only when the others have grown to a part of it,
-which differs from bucket to bucket so that not all do so at once. Runs that no version needs any more are removed.
+A run holds the records that its version touched, sorted by key; a lookup asks the newest run first and finds the key by
+binary search in a mapped file. So a batch costs what it touches. A version that is written merges the runs before it
+while they are small next to it, like the carry of a counter: a bucket has a few runs, a record is rewritten a few times
+in all, and the largest run of a bucket only when the others have grown to a fraction of it. That fraction differs
+between buckets, so that they are not all rewritten at once. Runs that no version needs any more are removed.
 
-A table that an engine forgets is taken along no more, and does not count when runs are compared: memory that is split
-by time, a table for each slice, is forgotten slice by slice.
+A table that an engine forgets is no longer merged, and does not count when runs are compared: memory that is split by
+time, a table for each slice, is forgotten slice by slice.
 
-A record has a name of 128 bits, values, and lists of values, all of them int64 columns. A column is stored in as few
-bytes as its range needs, and in none if it is constant: of a chain that misses nothing, 16 bytes of name, its head and
-where it began. A bucket may also have a blob, for memory that is rewritten as a whole.
+A record has a 128-bit name, values, and lists of values, all int64 columns. A column is stored in as few bytes as its
+range needs, and in none if it is constant: for a chain without missing messages, 16 bytes of name, its head and where
+it began. A bucket may also have a blob, for memory that is rewritten as a whole.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ Int64s: TypeAlias = NDArray[np.int64]
 FORMAT: Final = 1
 MARK: Final = "_onefold.json"
 BUCKETS: Final = 32
-"""Sixteen cores' worth of work, two buckets each. The memory is split by it: a folder keeps its number."""
+"""Two buckets for each of sixteen cores. The memory is split by it: fixed for the life of a folder."""
 KEEP: Final = 2
-"""For how many versions back the memory before them is kept: Spark tries the last batch again, and no other."""
+"""How many of the last versions can be retried, as the memory below them is kept; Spark retries only the last batch."""
 
 ALL: Final = 1 << 62
 """Above every version."""
 
 _MAGIC: Final = b"OFmm"
-_HEAD: Final = struct.Struct("<4sHHIQ")  # magic, format, nothing, CRC of the header, length of the header
+_HEAD: Final = struct.Struct("<4sHHIQ")  # magic, format, reserved, CRC of the header, length of the header
 _RUN: Final = re.compile(r"(\d{12})-(\d{12})\.run")
 _NARROW: Final = ((8, "<u1"), (16, "<u2"), (32, "<u4"))
 
 
 class ItemLists(NamedTuple):
-    """A list per record, laid end to end; its items may have several columns."""
+    """One list per record, concatenated; items may have several columns."""
 
     counts: Int64s
     columns: tuple[Int64s, ...]
@@ -79,13 +79,13 @@ class ItemLists(NamedTuple):
 
 
 def items_of(ends: Int64s, counts: Int64s) -> Int64s:
-    """The places of the items of lists that end there and are so long."""
+    """The positions of the items of lists with these ends and lengths."""
     places: Int64s = np.repeat(ends - np.cumsum(counts), counts) + np.arange(int(counts.sum()))
     return places
 
 
 class KeyRecords(NamedTuple):
-    """KeyRecords as columns, sorted by name."""
+    """Records as columns, sorted by name."""
 
     key: Int64s
     check: Int64s
@@ -99,7 +99,7 @@ class KeyRecords(NamedTuple):
 
     @classmethod
     def merged(cls, newest_first: list[KeyRecords]) -> KeyRecords:
-        """All of them, sorted; of records of one name the newest."""
+        """All records, sorted; of those with the same name, the newest."""
         if len(newest_first) == 1:
             return newest_first[0]
         first = newest_first[0]
@@ -117,9 +117,9 @@ class KeyRecords(NamedTuple):
 
 
 def by_name(key: Int64s, check: Int64s) -> Int64s:
-    """The places of these names in their order; of equal ones in the order in which they are.
+    """The positions of these names in sorted order; stable.
 
-    By the first half alone, unless two names share it: parts that are sorted already are only merged then.
+    Sorts by the first half alone, unless two names share it: so parts that are sorted already are only merged.
     """
     order: Int64s = np.argsort(key, kind="stable")
     first, other = key[order], check[order]
@@ -129,7 +129,7 @@ def by_name(key: Int64s, check: Int64s) -> Int64s:
 
 
 class Storage:
-    """A folder that all tasks see: a path of this machine, or any URL that pyarrow.fs opens."""
+    """A folder that all tasks can access: a local path, or any URL that pyarrow.fs opens."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -140,7 +140,7 @@ class Storage:
             self.root = local_path(url)
 
     def names(self, folder: str = "") -> list[str]:
-        """What lies in a folder; nothing if it is not there. Drafts of files do not count."""
+        """The names in a folder, without drafts of files; empty if the folder does not exist."""
         if self._files is None:
             try:
                 names = os.listdir(f"{self.root}/{folder}")
@@ -154,7 +154,7 @@ class Storage:
         return sorted(name for name in names if not name.startswith("."))
 
     def read(self, name: str) -> memoryview:
-        """The bytes of a file, mapped where that can be; `FileNotFoundError` if there is none."""
+        """The bytes of a file, memory-mapped if it is local; `FileNotFoundError` if there is none."""
         if self._files is None:
             with open(f"{self.root}/{name}", "rb") as file:
                 empty = os.fstat(file.fileno()).st_size == 0
@@ -163,7 +163,7 @@ class Storage:
             return memoryview(file.read())
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file whole, or not at all; it survives a crash of the machine."""
+        """Write a file atomically and durably."""
         path = f"{self.root}/{name}"
         if self._files is not None:
             with self._files.open_output_stream(path) as stream:
@@ -188,18 +188,18 @@ class Storage:
             os.close(descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         try:
             if self._files is None:
                 os.remove(f"{self.root}/{name}")
             else:
                 self._files.delete_file(f"{self.root}/{name}")
         except FileNotFoundError:
-            return  # by another attempt at the same task
+            return  # removed by another attempt of the same task
 
 
 class RunFile:
-    """A file of a bucket, of which only what is asked for is read."""
+    """A file of a bucket; only the requested parts are read."""
 
     def __init__(self, data: memoryview, place: str) -> None:
         self._data, self._place = data, place
@@ -209,7 +209,7 @@ class RunFile:
         if format_ != FORMAT:
             raise BadInput(f"{place} is a memory of format {format_}, this is format {FORMAT}", path=place)
         text = bytes(data[_HEAD.size : _HEAD.size + length])
-        if not text or len(text) != length or zlib.crc32(text) != checksum:  # that of nothing is 0, as zeros say
+        if not text or len(text) != length or zlib.crc32(text) != checksum:  # CRC of b"" is 0: zeros would pass
             raise BadInput(f"{place} is damaged: its header is not what was written", path=place)
         self.header: dict[str, Any] = json.loads(text)
         self._start = _HEAD.size + length
@@ -225,12 +225,12 @@ class RunFile:
         return str(self.header["owner"])
 
     def rows_but(self, tables: Set[str]) -> int:
-        """How many records it holds in other tables than these."""
+        """The number of records in all other tables than these."""
         return sum(table["rows"] for name, table in self.header["tables"].items() if name not in tables)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """What a damaged file makes of numpy is `BadInput` that names it."""
+        """Turn the errors that numpy raises on a damaged file into `BadInput` with its path."""
         try:
             yield
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError, MemoryError) as error:
@@ -243,7 +243,7 @@ class RunFile:
             return bytes(self._data[self._start + at : self._start + at + size])
 
     def verify(self) -> None:
-        """Read all of it; `BadInput` if a byte is not what was written."""
+        """Read the whole file; `BadInput` if its checksum or its order is wrong."""
         if zlib.crc32(self._data[self._start :]) != self.header["crc"]:
             raise BadInput(f"{self._place} is damaged: its checksum differs", path=self._place)
         for name in self.header["tables"]:
@@ -252,7 +252,7 @@ class RunFile:
                 raise BadInput(f"{self._place} is damaged: {name} is not sorted", path=self._place)
 
     def find(self, table: str, key: Int64s, check: Int64s) -> Int64s:
-        """Where these names stand in a table; -1 for those that do not."""
+        """The positions of these names in a table; -1 for absent ones."""
         with self._reading():
             if table not in self.header["tables"]:
                 return np.full(len(key), -1, np.int64)
@@ -260,7 +260,7 @@ class RunFile:
             return find(*keys, key, check)
 
     def records(self, table: str, rows: Int64s | None = None) -> KeyRecords:
-        """The records at these places, or all of them."""
+        """The records at these positions, or all records."""
         with self._reading():
             layout = self.header["tables"][table]
             key, check = (self._column(table, half)(rows) for half in ("key", "check"))
@@ -284,7 +284,7 @@ class RunFile:
         return np.frombuffer(self._data, kind, count, self._start + at)
 
     def _column(self, table: str, column: str) -> Callable[[Int64s | None], Int64s]:
-        """A function from places to values."""
+        """A function from positions to values."""
         _, count, kind, least = self.header["tables"][table]["columns"][column]
         if not kind:
             return lambda rows: np.full(count if rows is None else len(rows), least, np.int64)
@@ -331,32 +331,32 @@ def encoded(tables: Mapping[str, KeyRecords], blob: bytes, more: Mapping[str, An
     body = b"".join(parts)
     header = {**more, "tables": described, "blob": place, "bytes": len(body), "crc": zlib.crc32(body)}
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(_HEAD.size + len(text)) % 8)  # what follows is mapped: aligned
+    text += b" " * (-(_HEAD.size + len(text)) % 8)  # keeps the mapped columns behind it aligned
     return _HEAD.pack(_MAGIC, FORMAT, 0, zlib.crc32(text), len(text)) + text + body
 
 
 class Bucket:
-    """One bucket as a version finds it, and what the version adds to it."""
+    """One bucket as a version finds it, with the records that the version adds."""
 
     def __init__(self, memory: MemoryFolder, number: int, version: int) -> None:
         self._memory, self._number, self.version = memory, number, version
         self._runs = memory.runs(number, version)
-        self._kept: dict[str, list[KeyRecords]] = {}  # of this version, the newest first
+        self._kept: dict[str, list[KeyRecords]] = {}  # by this version, newest first
         newest = self._runs[0].header if self._runs else {}
-        # Of another stream there may be only versions that this one does not read.
+        # Another stream's versions may all be ones that this version does not read.
         for file in memory.files(number)[:1]:
             memory.check_owner(newest["owner"] if newest.get("version") == file[0] else memory.run(number, *file).owner)
         self.before: Mapping[str, int] = newest.get("figures", {"keys": 0, "gaps": 0})
-        """The figures as the version before left them."""
+        """The figures of the previous version."""
         self.figures: dict[str, int] = dict(self.before)
-        """Of all versions up to this one: how many keys are remembered, and how many gaps."""
+        """The number of keys and of gaps remembered after this version."""
         self._forgotten: set[str] = set()
         self.blob = self._runs[0].blob if self._runs else b""
         self.rows = 0
-        """How many rows this version has judged."""
+        """The number of rows judged by this version."""
 
     def find(self, table: str, key: Int64s, check: Int64s) -> KeyRecords | None:
-        """The records of these names that are known, sorted by name; None: none is. The names must not repeat."""
+        """The known records of these names, sorted by name; None: no name is known. The names must be distinct."""
         order = by_name(key, check)
         key, check = key[order], check[order]
         parts: list[KeyRecords] = []
@@ -375,23 +375,23 @@ class Bucket:
         return KeyRecords.merged(parts) if parts else None
 
     def keep(self, table: str, records: KeyRecords) -> None:
-        """Remember these instead of what was known of their names."""
+        """Replace the records of these names."""
         self._kept.setdefault(table, []).insert(0, records)
 
     def counts(self) -> dict[str, int]:
-        """How many records each table holds; one that was kept again counts again."""
+        """The number of records of each table; a record that was kept again counts again."""
         counts = Counter({name: sum(len(part.key) for part in parts) for name, parts in self._kept.items()})
         for run in self._runs:
             counts.update({name: table["rows"] for name, table in run.header["tables"].items()})
         return {name: count for name, count in counts.items() if name not in self._forgotten}
 
     def forget(self, table: str) -> None:
-        """Take a table along no more: it goes with the last run that holds it."""
+        """Stop merging a table: it disappears with the last run that holds it."""
         self._forgotten.add(table)
         self._kept.pop(table, None)
 
     def write(self, compact: Compact | None = None) -> None:
-        """Write this version, with the runs before it that are small next to it; then remove what nobody needs."""
+        """Write this version, merged with earlier runs that are small next to it; then remove runs no longer needed."""
         stacks = {name: list(parts) for name, parts in self._kept.items()}
         count = sum(len(part.key) for parts in stacks.values() for part in parts)
         ratio, low, older = 3 + self._number % 4, self.version, list(self._runs)
@@ -415,18 +415,18 @@ class Bucket:
 
 
 Compact: TypeAlias = Callable[[str, KeyRecords, dict[str, int]], KeyRecords]
-"""Table and records that are written again -> the records as they are to be kept; may change the figures."""
+"""Table and rewritten records -> the records to keep; may change the figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFolder:
-    """The folder, as tasks get it: whose it is, and how it is split."""
+    """The folder as passed to tasks, with its owner and its number of buckets."""
 
     path: str
     id: str = ""
-    """The folder's own: a task that finds another one does not see the folder that the driver sees."""
+    """The folder's id: a task that reads another id does not see the driver's folder."""
     owner: str = ""
-    """The stream that writes it, or the name of the runs that go on."""
+    """The stream that writes the folder, or the name of the runs that continue it."""
     buckets: int = BUCKETS
     keep: int = KEEP
     storage: Storage
@@ -435,7 +435,7 @@ class MemoryFolder:
     def opened(
         cls, path: str, meaning: Meaning, *, buckets: int = BUCKETS, owner: str = "", keep: int = KEEP
     ) -> MemoryFolder:
-        """The memory at this path, made if there is none; `Misuse` if it means something else, or is no memory."""
+        """The memory at this path, created if absent; `Misuse` if it has another meaning or is no memory."""
         if keep < 1:
             raise Misuse(f"keep is {keep}, must be at least 1", keep=keep)
         storage = Storage(path)
@@ -445,13 +445,13 @@ class MemoryFolder:
                 raise Misuse(f"{path} is no memory: it holds {names[0]!r}; choose an empty folder", path=path)
             signed = {"format": FORMAT, "kind": "memory", "id": uuid4().hex, "meaning": dict(meaning)}
             storage.write(MARK, (json.dumps(signed, indent=2) + "\n").encode())
-            signed = signature(storage) or signed  # of two that made it at once, the later one
+            signed = signature(storage) or signed  # if two processes created it at once, the later one
         refuse_other(path, signed["meaning"], meaning)
         return cls(path=path, id=signed["id"], owner=owner, buckets=buckets, keep=keep, storage=storage)
 
     @classmethod
     def anywhere(cls, path: str) -> MemoryFolder:
-        """A memory to look at, whatever it means; `Misuse` if there is none."""
+        """A memory to inspect, whatever its meaning; `Misuse` if there is none."""
         storage = Storage(path)
         signed = signature(storage)
         if signed is None:
@@ -477,11 +477,11 @@ class MemoryFolder:
             )
 
     def bucket_of(self, key: Int64s) -> NDArray[np.int64]:
-        """The bucket of each key, by its first bits; `host` has the same as a Column."""
+        """The bucket of each key, by its first bits; `host` computes the same as a Column."""
         return ((key.view(np.uint64) >> np.uint64(32)) * np.uint64(self.buckets) >> np.uint64(32)).astype(np.int64)
 
     def runs(self, bucket: int, below: int = ALL) -> list[RunFile]:
-        """What a bucket holds below a version: runs that follow each other, the newest first."""
+        """The consecutive runs of a bucket below a version, newest first."""
         files = self.files(bucket)
         runs: list[RunFile] = []
         for version, low in covering(files, below):
@@ -503,7 +503,7 @@ class MemoryFolder:
         )
 
     def files(self, bucket: int) -> list[tuple[int, int]]:
-        """Version and lowest merged version of each run of a bucket, the newest first."""
+        """Version and lowest merged version of each run of a bucket, newest first."""
         names = (_RUN.fullmatch(name) for name in self.storage.names(f"{bucket:04}"))
         return sorted(((int(name[1]), int(name[2])) for name in names if name), reverse=True)
 
@@ -519,7 +519,7 @@ class MemoryFolder:
         return [int(name) for name in self.storage.names() if len(name) == 4 and name.isdecimal()]
 
     def newest(self, below: int = ALL) -> dict[int, RunFile]:
-        """Of each bucket that has one, its newest run below a version: whose header tells the figures."""
+        """The newest run of each bucket below a version; its header holds the figures."""
         newest = {}
         for bucket in self.buckets_there():
             for file in covering(self.files(bucket), below)[:1]:
@@ -534,7 +534,7 @@ class MemoryFolder:
                 yield bucket, KeyRecords.merged(parts)
 
     def drop_from(self, version: int) -> None:
-        """Remove this version and all above it: of a run that was not published."""
+        """Remove this version and all above it, after a run that was not published."""
         for bucket in self.buckets_there():
             for file in self.files(bucket):
                 if file[0] >= version:
@@ -542,7 +542,7 @@ class MemoryFolder:
 
 
 def covering(files: Iterable[tuple[int, int]], below: int) -> list[tuple[int, int]]:
-    """Of the runs of a bucket, newest first, those that make up all that is below a version.
+    """The runs, of a bucket's newest first, that together hold everything below a version.
 
     >>> covering([(12, 9), (11, 11), (10, 10), (9, 9), (8, 0)], below=12)
     [(11, 11), (10, 10), (9, 9), (8, 0)]
@@ -558,7 +558,7 @@ def covering(files: Iterable[tuple[int, int]], below: int) -> list[tuple[int, in
 
 
 def signature(storage: Storage) -> dict[str, Any] | None:
-    """What the folder says of itself; None: it is not signed."""
+    """The folder's signature; None: it is not signed."""
     try:
         signed = read_json(bytes(storage.read(MARK)), f"{storage.url}/{MARK}")
     except FileNotFoundError:

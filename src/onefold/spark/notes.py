@@ -1,18 +1,18 @@
-"""What the tasks that judge a table see in passing: missing ranges, the worst keys, how late copies came.
+"""Notes that judging tasks take of a table: missing ranges, the worst keys, the lags of copies.
 
-A task has all rows of its keys, as integers, and the codes of their answers. So it can say, without another pass over
-the rows, what a page and a list of missing ranges need. It writes that down before it answers its first row, so that a
-task that is tried again writes the same:
+A task has all rows of its keys, as integers, and the codes of their answers. So it can compute, without another pass
+over the rows, the data of a page and a list of missing ranges. It writes its notes before it returns its first code; a
+retried task writes the same:
 
-    NOTES/00007.parquet    its missing ranges: the key by its hash, in two halves, and both ends
-    NOTES/00007.json       all else, bounded: rows per code, the keys with the most that does not count, those that miss
-                           most, and how many copies came how late
+    NOTES/00007.parquet    its missing ranges: the key's hash, in two halves, and both ends
+    NOTES/00007.json       the rest, bounded: rows per code, the keys with the most rows that are not FIRST, the keys
+                           that miss most, and a histogram of the lags of copies
 
-Between two neighbours ``a < b`` of a key's firsts something is missing exactly if ``b`` claims a previous message above
-``a``: then ``(a, previous of b]`` was never seen.
+Between two neighbours ``a < b`` of a key's firsts, messages are missing exactly if ``b`` claims a previous message
+above ``a``: then ``(a, previous of b]`` was never seen.
 
 A task that had to sort on disk, or cannot write there, writes nothing. Then the rows per code do not add up to the
-books, and whoever asks reads the rows instead.
+books, and the caller reads the rows instead.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ Int64s: TypeAlias = NDArray[np.int64]
 Bools: TypeAlias = NDArray[np.bool_]
 
 GAP_COLUMNS: Final = "_onefold_key", "_onefold_check", "_onefold_lower", "_onefold_upper", "_onefold_since"
-"""Of a missing range: the hash of its key in two halves, and both ends as the engine counts. A lower end below 0: it
-lies before all that was seen. Where numbers begin anew, also when the lower end was seen."""
+"""Of a missing range: the hash of its key in two halves, and both ends as the engine counts. A lower end below 0: the
+range lies before the first message seen. Where numbers restart, also the time at which the lower end was seen."""
 DIGITS: Final = 12
-"""Lags of so many binary digits are exact, longer ones rounded down to as many."""
+"""Lags up to this many bits are exact, longer ones are rounded down to this many significant bits."""
 KEYS_MAX: Final = 20
 STRIPS_MAX: Final = 300
 RANGES_MAX: Final = 40
-"""How many of the worst keys are noted, of those that miss most, and of the ranges of one: what a page shows."""
+"""Limits of the notes, as a page shows them: the worst keys, the keys that miss most, and the ranges of one key."""
 _VERDICTS: Final = list(Verdict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoteRules:
-    """How the integers of an engine are to be read, and how much is kept."""
+    """How to read the integers of an engine, and how much to keep."""
 
     answers: Sequence[Answer]
     claims: Literal["previous", "one_below"] | None
-    """What a message says of the one before it: the column of previous numbers, or its own number less one."""
+    """How a message claims its predecessor: by the column of previous numbers, or as its own number less one."""
     restarts: bool = False
-    """Whether numbers begin anew: then arrivals are times, which messages are told apart by and put in order by too,
-    and arrivals stand where previous numbers do."""
-    is_floor_open: bool  # whether what the first message claims to come before it is missing
-    ms_bits: int  # how far a number is shifted to be what people see of it
-    is_time: bool  # whether that is a time, so that the share that is missing is one of time
-    arrival: Literal["ms", "us", "text"] | None  # the unit of the arrivals (see `in_order`); None: they are none
+    """Whether numbers restart: then messages are also identified and ordered by time, which is in the column of
+    arrivals; the arrivals are in the column of previous numbers."""
+    is_floor_open: bool  # whether messages that the first one claims before it are missing
+    ms_bits: int  # bits by which a number is shifted right for display
+    is_time: bool  # whether the shifted number is a time; the missing share is then one of time
+    arrival: Literal["ms", "us", "text"] | None  # the unit of arrivals (see `in_order`); None: no arrivals
     keys_max: int = KEYS_MAX
     strips_max: int = STRIPS_MAX
     ranges_max: int = RANGES_MAX
 
 
 class NoteTaker:
-    """Sees the rows of a task go in, and the codes come out."""
+    """Observes the rows of a task and their codes."""
 
     def __init__(self, rules: NoteRules, storage: Storage, rows_max: int) -> None:
         self._rules, self._storage, self._rows_max = rules, storage, rows_max
@@ -95,7 +95,7 @@ class NoteTaker:
             columns = [np.concatenate([part[i] for part in self._parts]) for i in range(5)]
             self._parts.clear()
             gaps, summary = noted(self._rules, columns, np.concatenate(codes))
-            with suppress(OSError, Misuse):  # what is not there is seen by the sums
+            with suppress(OSError, Misuse):  # missing notes show in the sums
                 self._write(gaps, summary)
         yield from codes
 
@@ -112,8 +112,8 @@ class NoteTaker:
 def noted(
     rules: NoteRules, columns: Sequence[Int64s], codes: NDArray[np.int8]
 ) -> tuple[tuple[Int64s, ...], dict[str, Any]]:
-    """The missing ranges of all rows of some keys, and the rest of what a task writes down; ``columns``: the first five
-    of `KeyColumns`.
+    """The missing ranges and the other notes of a task, from all rows of its keys; ``columns``: the first five of
+    `KeyColumns`.
     """
     verdict = np.array([_VERDICTS.index(answer.verdict) for answer in rules.answers], np.int8)[codes]
     turn = by_name(columns[0], columns[1])
@@ -149,7 +149,7 @@ def noted(
 
 
 def ranked(*columns: Int64s) -> Int64s:
-    """The place of each row among the different ones, by the first column, then the second..."""
+    """The dense rank of each row, by the first column, then the second..."""
     turn = np.lexsort(columns[::-1])
     other = np.logical_or.reduce([column[turn][1:] != column[turn][:-1] for column in columns])
     rank = np.empty(len(turn), np.int64)
@@ -158,7 +158,7 @@ def ranked(*columns: Int64s) -> Int64s:
 
 
 def by_name(key: Int64s, check: Int64s) -> Int64s:
-    """The rows sorted by name, and as they came where that is equal."""
+    """Row indices sorted by name; stable."""
     encoded = pa.array(key).dictionary_encode()
     of_code = encoded.dictionary.to_numpy()
     rank = np.empty(len(of_code), np.int64)
@@ -169,7 +169,7 @@ def by_name(key: Int64s, check: Int64s) -> Int64s:
     if not np.array_equal(checks[rank], check):  # two keys share the first half of their names
         return np.lexsort((check, key))
     turn: Int64s = np.arange(len(key))
-    for shift in range(0, max(1, len(of_code).bit_length()), 16):  # integers of 16 bits are sorted by their digits
+    for shift in range(0, max(1, len(of_code).bit_length()), 16):  # 16-bit integers are radix-sorted
         turn = turn[np.argsort((rank >> shift).astype(np.uint16)[turn], kind="stable")]
     return turn
 
@@ -177,13 +177,13 @@ def by_name(key: Int64s, check: Int64s) -> Int64s:
 class _Keys(NamedTuple):
     key: Int64s
     check: Int64s
-    counts: Int64s  # a line per key: first, repeat, unsure, reject
-    least: Int64s  # of its firsts, as people see numbers
+    counts: Int64s  # a row per key: first, repeat, unsure, reject
+    least: Int64s  # of its firsts' numbers, as displayed
     most: Int64s
 
 
 def _spans(owner: Int64s, time: Int64s, first: Int64s, keys: int) -> tuple[Int64s, Int64s]:
-    """Where the firsts of each key begin and end; ``first``: those rows, sorted by key and number."""
+    """The least and the greatest first of each key; ``first``: the rows that are firsts, sorted by key and number."""
     least, most = np.zeros(keys, np.int64), np.zeros(keys, np.int64)
     owners = owner[first]
     at = np.flatnonzero(np.concatenate(([True], owners[1:] != owners[:-1]))[: len(owners)])
@@ -193,7 +193,7 @@ def _spans(owner: Int64s, time: Int64s, first: Int64s, keys: int) -> tuple[Int64
 
 
 def _gaps(rules: NoteRules, owner: Int64s, number: Int64s, previous: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Lower and upper ends of what is missing, and the row above it, of firsts that are sorted by key and number."""
+    """Lower and upper ends of missing ranges, and the row above each, for firsts sorted by key and number."""
     if rules.claims is None or not len(owner):
         return (np.empty(0, np.int64),) * 3
     claim = previous if rules.claims == "previous" else number - 1
@@ -207,7 +207,7 @@ def _gaps(rules: NoteRules, owner: Int64s, number: Int64s, previous: Int64s) -> 
 
 
 def _worst(keys: _Keys, most: int) -> list[dict[str, Any]]:
-    """The keys with the most that is not first. Of equal ones their names decide, so that two runs tell the same."""
+    """The keys with the most rows that are not FIRST. Ties are broken by name, so that two runs agree."""
     rest = keys.counts[:, 1:].sum(axis=1)
     rows = np.flatnonzero(rest)
     rows = rows[np.lexsort((keys.check[rows], keys.key[rows], rest[rows]))[::-1][:most]]
@@ -217,10 +217,10 @@ def _worst(keys: _Keys, most: int) -> list[dict[str, Any]]:
 def _strips(
     rules: NoteRules, keys: _Keys, mark: Int64s, lower: Int64s, upper: Int64s, owner: Int64s
 ) -> list[dict[str, Any]]:
-    """The keys that miss most, each with its widest ranges; how much is missing is a share of time or of messages."""
+    """The keys that miss the greatest share of time or of messages, each with its widest ranges."""
     if not len(owner):
         return []
-    # Before all that was seen something is missing, but only who counts from a known number knows how much.
+    # The size of a range before the first message seen is known only where counting starts at a known number.
     start = upper if rules.claims == "previous" else np.full(len(upper), -1, np.int64)
     is_before = lower < 0
     width = upper - np.where(is_before, start, lower)
@@ -249,7 +249,7 @@ def _strips(
 
 
 def _lags(rules: NoteRules, order: Any, first: Int64s, copies: Int64s, arrival: Int64s) -> dict[str, Any]:
-    """How many copies came how long after their first. ``order`` tells messages apart; the firsts are sorted by it."""
+    """A histogram of the lags of copies behind their first. ``order`` identifies messages; firsts are sorted by it."""
     lower, count, most = np.empty(0, np.int64), np.empty(0, np.int64), 0
     if rules.arrival is not None and len(first) and len(copies):
         at = np.minimum(np.searchsorted(order[first], order[copies]), len(first) - 1)
@@ -258,7 +258,7 @@ def _lags(rules: NoteRules, order: Any, first: Int64s, copies: Int64s, arrival: 
         is_timed = np.logical_and.reduce([half != np.iinfo(np.int64).min for half in pairs])
         began, ended = (_milliseconds(half[is_timed], rules.arrival) for half in pairs)
         lag = ended - began
-        lag = lag[((ended ^ began) & (ended ^ lag)) >= 0]  # foreign times may be further apart than a long can tell
+        lag = lag[((ended ^ began) & (ended ^ lag)) >= 0]  # a difference of foreign times may overflow a long
         late = np.maximum(lag, 0)
         shift = np.maximum(np.frexp(late.astype(np.float64))[1] - DIGITS, 0)
         lower, count = np.unique(late >> shift << shift, return_counts=True)
@@ -277,7 +277,7 @@ def _milliseconds(arrival: Int64s, unit: str) -> Int64s:
 
 @dataclass(frozen=True, slots=True)
 class Lags:
-    """How many values lie in each bucket of a distribution."""
+    """A histogram: the number of values in each bucket."""
 
     lower: Int64s
     count: Int64s
@@ -289,7 +289,7 @@ class Lags:
 
 
 class Notes(NamedTuple):
-    """What all tasks wrote down."""
+    """The merged notes of all tasks."""
 
     keys: int
     worst: list[dict[str, Any]]
@@ -299,7 +299,7 @@ class Notes(NamedTuple):
 
     @classmethod
     def read(cls, folder: str, rules: NoteRules, tally: Tally) -> Notes | None:
-        """What the tasks of a run left; None if they did not see all the rows that are in its books."""
+        """Merge the notes of a run's tasks; None if they do not cover all rows in its books."""
         storage = Storage(folder)
         names = storage.names()
         tasks = [read_json(bytes(storage.read(name)), f"{folder}/{name}") for name in names if name.endswith(".json")]
@@ -321,7 +321,7 @@ class Notes(NamedTuple):
 
     @property
     def names(self) -> list[tuple[int, int]]:
-        """The keys that are listed, by their hashes."""
+        """The hashes of the listed keys."""
         return list(dict.fromkeys((entry["name"][0], entry["name"][1]) for entry in (*self.worst, *self.strips)))
 
 

@@ -1,11 +1,11 @@
-"""The two batch jobs: ``run`` publishes a judged source, ``check`` only tells what is wrong with one.
+"""The two batch jobs: ``run`` publishes a judged source, ``check`` only reports what is wrong with one.
 
-Each room is entered once, in this order: ingest, judge, books, missing ranges, figures, publish, audit. Both jobs
-return the same `Run`. A run whose audit does not find its rows as its source sent them is not complete, and says which.
+Both run the same steps, each once: ingest, judge, books, missing ranges; ``run`` adds figures, publish and audit. Both
+return the same `Run`. A run whose audit finds other rows than the source sent is not complete, and names them.
 
-With a memory, a run goes on from the last one: it reads the files that came since (`versions`), judges them from what
-was seen before, and publishes them as the next version, beside those that are there. What is missing is read from the
-memory then. A table (Delta, PostgreSQL) is published to as a stream does it, in one step with the version.
+With a memory, a run continues from the last one: it reads the files that are new since (`versions`), judges them
+against the memory, and publishes them as the next version beside the earlier ones. Missing ranges are then read from
+the memory. A table (Delta, PostgreSQL) is written as by a stream, atomically with the version.
 """
 
 from __future__ import annotations
@@ -60,21 +60,21 @@ class Run:
     gaps: int
     ranges: list[dict[str, Any]]  # the first missing ranges: key columns, lower and upper ends
     seconds: float
-    missing: int | None = None  # how many messages these ranges are, where that is known
-    cannot_tell: Sequence[Untold] = ()  # what nobody may claim of this run, and which setting would tell it
-    absent: Sequence[str] = ()  # usual columns that the source does not have, and that the judgement did without
-    others: int = 0  # how many rows of the source were no messages: counted, not judged
+    missing: int | None = None  # the number of messages in these ranges, where known
+    cannot_tell: Sequence[Untold] = ()  # what this run cannot know, and the setting that would help
+    absent: Sequence[str] = ()  # usual columns that the source lacks; judged without them
+    others: int = 0  # rows of the source that are no messages: counted, not judged
     path: str | None = None
-    audit: Audit | None = None  # what was published against what the source sent; None of a check
+    audit: Audit | None = None  # published rows compared with the source; None for a check
     figures: Mapping[str, Any] | None = None
-    """What a report shows besides, see `Figures`; None: they were not taken."""
+    """Further data for a report, see `Figures`; None: not taken."""
     manifest: Manifest = field(default_factory=Manifest)
-    """The files of the source, and their rows as they were counted without its reader."""
-    changed: Sequence[str] = ()  # what happened to files of the source while they were judged, one line each
-    version: int | None = None  # of a run that goes on; None: it began with nothing
+    """The files of the source, with row counts taken independently of the reader."""
+    changed: Sequence[str] = ()  # changes to source files during the run, one line each
+    version: int | None = None  # of a run with a memory; None: without
     copies: Mapping[str, Any] | None = None
-    """Of a check of ids: how many copies of how many ids, from where, how late, and what contradicts its first."""
-    left: int = 0  # how many files came after this version was begun: the next run reads them
+    """For a check of ids: copies and their ids, sources, lags, and those that contradict their first."""
+    left: int = 0  # files that arrived after this version began: the next run reads them
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -88,7 +88,7 @@ class Run:
             "missing_messages": self.missing,
             "cannot_tell": [untold._asdict() for untold in self.cannot_tell],
             "absent_columns": list(self.absent),
-            "state_entries": self.keys + self.gaps,  # what a detector would remember: one head per key, and the gaps
+            "state_entries": self.keys + self.gaps,  # the state of a detector: one head per key, and the gaps
             "others": self.others,
             "seconds": round(self.seconds, 3),
             "path": self.path,
@@ -106,9 +106,9 @@ def run(
     settings: Mapping[str, Any] | None = None, ranges_max: int = 20, figures: Figures | None = None, say: Say = print,
     memory: MemoryOptions | None = None, format: Format = "parquet", options: Mapping[str, str] = MappingProxyType({}),
 ) -> Run:  # fmt: skip
-    """Judge a source and publish the result at ``path``; complete or not at all. ``figures``: to take for a report.
+    """Judge a source and publish the result at ``path``, atomically. ``figures``: to take for a report.
 
-    ``memory``: go on from the run before, which left it there; `NothingNew` if there is nothing to go on with.
+    ``memory``: continue from the memory that the last run left; `NothingNew` if everything is published already.
     """
     phases = Phases("opening the source", say)
     with ExitStack() as stack:
@@ -123,7 +123,7 @@ def run(
         passing = Passing(comparable(messages))
         judged = _judge(read, messages, output.staging, strategy, phases.begin, passing, going, figures)
         rows = judged.rows
-        with ThreadPoolExecutor(2, thread_name_prefix="onefold-run") as threads:  # they plan more than they compute
+        with ThreadPoolExecutor(2, thread_name_prefix="onefold-run") as threads:  # they mostly plan queries
             phases.begin("finding what is missing")
             listing = threads.submit(on_thread(spark, partial(_missing, judged, output.staging, ranges_max)))
             picturing = threads.submit(
@@ -157,14 +157,12 @@ def run(
 
 @naming_files()
 def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max: int = 20, say: Say = print) -> Run:
-    """Judge a source and tell what is wrong with it; only a temporary folder is written, and removed."""
+    """Judge a source and report what is wrong with it; writes only a temporary folder, and removes it."""
     started = monotonic()
     read = _read(spark, source, engine, at=True)
     with ExitStack() as stack:
         staging = None
-        if not has_executors(
-            spark
-        ):  # elsewhere nobody knows of a folder that all see: the rows stay in Spark's storage
+        if not has_executors(spark):  # else no shared folder is known: rows stay in Spark's storage
             folder = tempfile.mkdtemp(prefix="onefold-check-")
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             staging = Place(spark, folder)
@@ -173,7 +171,7 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
         through = next((name for name in SOURCES if name in columns), None)
         file = F.col(AT) if AT in columns else F.input_file_name()
         at = file if through is None else F.col(quoted(through)).cast("string")
-        # The clients of Spark Connect 4.0 and 4.1 cannot join a table that is observed with itself.
+        # The clients of Spark Connect 4.0 and 4.1 cannot join an observed table with itself.
         tells_copies = engine.tells_copies and not (is_connect(spark) and SPARK < (4, 2))
         more = [at.alias(FILE)] if tells_copies else []
         narrow = read.messages.select(*(F.col(quoted(name)) for name in columns if name in needed), *more)
@@ -195,10 +193,10 @@ def check(spark: SparkSession, source: SourceSpec, engine: Engine, *, ranges_max
 
 class _Messages(NamedTuple):
     opened: OpenSource
-    engine: Engine  # without the usual columns that are not there
+    engine: Engine  # without usual columns that are absent
     absent: list[str]
     messages: DataFrame
-    reader: Passing | None  # counts the rows of the source in passing; None: every row is a message
+    reader: Passing | None  # counts the source's rows as they are read; None: every row is a message
 
 
 def _read(spark: SparkSession, source: SourceSpec, engine: Engine, *, at: bool = False) -> _Messages:
@@ -215,22 +213,22 @@ def _read(spark: SparkSession, source: SourceSpec, engine: Engine, *, at: bool =
 
 @dataclass(frozen=True, slots=True)
 class GoingOn:
-    """A run that goes on from the memory that the last one left."""
+    """A run that continues from the memory that the last one left."""
 
     read: _Messages
     output: publish.Output
     memory: MemoryFolder
     options: MemoryOptions
     version: Version
-    before: Sequence[Place]  # what the version before left: its missing ranges; none: it is the first
-    published: Place | None  # where all versions lie, if in files
+    before: Sequence[Place]  # the missing ranges of the previous version; empty: this is the first
+    published: Place | None  # the folder of all versions; None: a table
 
     def listed(self) -> list[DataFrame]:
-        """What was missing before, if anything was: it names keys that this version has no row of."""
+        """The missing ranges of the previous version: they name keys that have no row in this one."""
         return [gaps.read() for gaps in self.before if gaps.exists()]
 
     def firsts(self, rows: DataFrame) -> DataFrame:
-        """All that counts by now."""
+        """The firsts of all versions so far."""
         if self.published is not None and self.version.number:
             rows = rows.unionByName(published(rows.sparkSession, self.published))
         return rows.where(F.col(VERDICT) == "FIRST")
@@ -245,7 +243,7 @@ def going_on(
     spark: SparkSession, source: SourceSpec, engine: Engine, path: str, memory: MemoryOptions, format: Format,
     strategy: publish.Strategy, options: Mapping[str, str],
 ) -> Iterator[GoingOn]:  # fmt: skip
-    """What the next version of a memory needs. It has memory and output for itself; `NothingNew` if there is none."""
+    """Prepare the next version, with memory and output locked; `NothingNew` if everything is published."""
     folders = [("the memory", str(memory.path)), *([("the output", path)] if format in FOLDERS else [])]
     writes = [(name, located(spark, folder)) for name, folder in folders]
     refuse_overlap([("the source", located(spark, source.path))], writes)
@@ -282,8 +280,8 @@ def going_on(
 
 @dataclass(frozen=True, slots=True)
 class TableDraft:
-    """A version that is published to a table: staged and audited beside the memory, then written by a sink, in one step
-    with its number. What is missing by then stays with the memory.
+    """A version for a table: staged and audited beside the memory, then written by a sink atomically with its number.
+    Its missing ranges stay with the memory.
     """
 
     spark: SparkSession
@@ -330,12 +328,12 @@ class TableDraft:
 class _Judged(NamedTuple):
     engine: Engine
     tally: Tally
-    result: dict[str, Any]  # what both jobs tell of a source, besides what is missing
+    result: dict[str, Any]  # what both jobs report of a source, without the missing ranges
     rows: DataFrame
-    span: Span | None  # of the firsts on the axis of time
-    notes: Notes | None  # of the tasks; None: they saw less than all, or this engine has none
-    naming: DataFrame  # rows that have every key among them
-    is_noted: bool  # whether tasks, or a memory, know what is missing
+    span: Span | None  # of the firsts on the timeline
+    notes: Notes | None  # of the tasks; None: incomplete, or not supported by the engine
+    naming: DataFrame  # rows that contain every key
+    is_noted: bool  # whether the tasks' notes or a memory know the missing ranges
     going: GoingOn | None
 
     def pictures(self, figures: Figures | None, gaps: Callable[[], DataFrame]) -> dict[str, Any] | None:
@@ -350,9 +348,9 @@ def _judge(
     read: _Messages, messages: DataFrame, staging: Place | None, strategy: publish.Strategy, say: Say,
     passing: Passing, going: GoingOn | None = None, figures: Figures | None = None,
 ) -> _Judged:  # fmt: skip
-    """Judge the messages and write them to the staging folder; ``passing`` sees each message before it is judged.
+    """Judge the messages and write them to the staging folder; ``passing`` observes each message before it is judged.
 
-    Without a ``staging`` folder, the rows are left in Spark's storage.
+    Without a ``staging`` folder, the rows stay in Spark's storage.
     """
     engine, opened = read.engine, read.opened
     say("judging")
@@ -365,7 +363,7 @@ def _judge(
     opened = opened.counted((read.reader or passing).rows)
     received = _believed(opened, (read.reader or passing).rows)
     tally = books.tally(received if read.reader is None else passing.rows)
-    if tally is None or not tally.balanced:  # what Spark ran twice was seen twice: count again before crying out
+    if tally is None or not tally.balanced:  # a stage that Spark retried was observed twice: count again before failing
         tally = publish.books(rows, messages.count())
     tally.check()
     rules = engine.note_rules(messages)
@@ -388,12 +386,12 @@ def _judge(
 
 
 class _Missing(NamedTuple):
-    result: dict[str, Any]  # what both jobs tell of what is missing
+    result: dict[str, Any]  # what both jobs report of the missing ranges
     gaps: DataFrame  # the missing ranges
 
 
 def _missing(judged: _Judged, staging: Place | None, ranges_max: int, *, publishes: bool = True) -> _Missing:
-    """Write the missing ranges to the staging folder, and list the first; without one, they are in Spark's storage."""
+    """Write the missing ranges to the staging folder, or keep them in Spark's storage, and list the first."""
     engine, rows, going = judged.engine, judged.rows, judged.going
     if not judged.is_noted:
         firsts = rows.where(F.col(VERDICT) == "FIRST") if going is None else going.firsts(rows)
@@ -422,14 +420,14 @@ def _missing(judged: _Judged, staging: Place | None, ranges_max: int, *, publish
 
 
 def _believed(opened: OpenSource, read: int) -> int:
-    """How many rows came in, as counted without the reader; `AuditFailed` that names the files if it gave others."""
+    """The rows by the manifest, if counted, else ``read``; `AuditFailed` names files where they differ."""
     counted = opened.manifest.rows
     if counted is None or read == counted:
         return read
-    # Of a file that is being appended to, Hadoop's readers take the line that follows the end which they were told.
+    # In a file that is being appended to, Hadoop's readers also read the line after the end they were given.
     if counted < read <= counted + sum(" has grown " in line for line in opened.changed()):
         return read
-    by_file = opened.rows_by_file()  # a stage that Spark ran twice was observed twice: so it is read again
+    by_file = opened.rows_by_file()  # a stage that Spark retried was observed twice: read again
     rows = [(file, by_file.get(file.metadata_path, 0)) for file in opened.manifest.parts]
     wrong = [f"{file.shown} holds {file.rows:,} rows, {n:,} were read" for file, n in rows if file.rows != n]
     if wrong:

@@ -1,21 +1,21 @@
-"""The SparkSession: the user's own if there is one, else ours, made for one machine and quiet.
+"""The SparkSession: the user's own if there is one, else a new one, set up for one machine and quiet.
 
-Ours shows no UI and no progress bars, keeps time in UTC and writes Spark's own chatter to a file instead of the
-terminal. What else is set depends on where the executors are:
+A new session shows no UI and no progress bars, uses UTC and writes Spark's own output to a file instead of the
+terminal. Other settings depend on where the executors are:
 
-* on this machine (local, local-cluster, a standalone master on loopback): all talk is on loopback, and they run the
-  driver's Python. If they are started by the session itself (the first two), they talk to it over Unix sockets;
-* elsewhere: neither the driver's address nor its Python need mean anything there. Spark finds the address, the Python
-  is what ``spark.pyspark.python`` or ``PYSPARK_PYTHON`` says, else their ``python3``.
+* on this machine (local, local-cluster, a standalone master on loopback): all traffic is on loopback, and executors run
+  the driver's Python. Those started by the session itself (the first two) talk to Python over Unix sockets;
+* elsewhere: the driver's address and Python path may be invalid there. Spark determines the address; the Python is
+  ``spark.pyspark.python`` or ``PYSPARK_PYTHON``, else the executors' ``python3``.
 
-Under ``spark-submit`` the JVM is there already: its master and settings win over those here, ``config`` over both.
+Under ``spark-submit`` the JVM exists already: its master and settings override those here, ``config`` overrides both.
 
-onefold travels with the job: the driver makes an archive of its own sources and hands it to Spark, which gives it to
-every executor, also to those that start later. It goes before whatever is installed there: both sides run the same
-version. What it cannot carry are the compiled packages; `require_libraries` looks for those before the first row is
-read, so that a missing one is one line and not a page of Java.
+onefold ships with the job: the driver makes an archive of its own sources and passes it to Spark, which gives it to
+every executor, including later ones. It takes precedence over an installed onefold, so both sides run the same version.
+It cannot contain compiled packages; `require_libraries` checks those before the first row is read, so that a missing
+one is one line and not a page of Java.
 
-This file and `files` are the only ones that touch ``_jvm``, ``_jdf`` or ``sparkContext``.
+Only this file and `files` use ``_jvm``, ``_jdf`` or ``sparkContext``.
 """
 
 from __future__ import annotations
@@ -55,19 +55,19 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 LIBRARIES = ("numpy", "pyarrow")
-"""What the executors' Python must have by itself: compiled, so no archive can carry it. PySpark comes with Spark."""
+"""Must be installed in the executors' Python: compiled, so not in the archive. PySpark comes with Spark."""
 
 _shipped: WeakSet[Any] = WeakSet()
-"""The SparkContexts, or sessions of Spark Connect, that have this package."""
+"""The SparkContexts or Spark Connect sessions that this package was shipped to."""
 
 
 def is_connect(df_or_spark: DataFrame | SparkSession) -> bool:
-    """Whether this is Spark Connect, where the JVM is a server's and cannot be asked."""
+    """Whether this is Spark Connect, where the JVM is on the server and not accessible."""
     return type(df_or_spark).__module__.startswith("pyspark.sql.connect")
 
 
 def is_cluster(master: str) -> bool:
-    """Whether the executors are processes of their own, which find their packages by themselves.
+    """Whether the executors are separate processes, with packages of their own.
 
     >>> [is_cluster(master) for master in ("local", "local[*]", "local[2,3]")]
     [False, False, False]
@@ -78,7 +78,7 @@ def is_cluster(master: str) -> bool:
 
 
 def ship(spark: SparkSession) -> bool:
-    """Give this package to the executors of a cluster, once per SparkContext; whether it was done now."""
+    """Ship this package to the executors of a cluster, once per SparkContext; returns whether it did so now."""
     if is_connect(spark):
         if spark in _shipped:
             return False
@@ -94,7 +94,7 @@ def ship(spark: SparkSession) -> bool:
 
 
 def require_libraries(spark: SparkSession, names: Iterable[str] = LIBRARIES) -> None:
-    """Raise `Misuse` that names what one executor lacks; the others are taken to be like it. Cost: one task."""
+    """Raise `Misuse` that names the libraries an executor lacks; only one executor is checked. Cost: one task."""
     lacking = F.udf(partial(_lacks, tuple(names)), "string").asNondeterministic()
     if lack := spark.range(1).select(lacking("id")).collect()[0][0]:
         raise Misuse(
@@ -104,24 +104,24 @@ def require_libraries(spark: SparkSession, names: Iterable[str] = LIBRARIES) -> 
 
 
 def _lacks(names: tuple[str, ...], _: int) -> str:
-    # Runs on an executor, which imports this file to do so: that the archive arrived is tried as well.
+    # Runs on an executor, which must import this file first: so this also checks that the archive arrived.
     missing = [name for name in names if find_spec(name) is None]
     return f"{' and no '.join(missing)} ({sys.executable})" if missing else ""
 
 
 @cache
 def archive() -> Path:
-    """The package as a zip file, which is there until this process ends: late executors still ask for it."""
+    """The package as a zip file; kept until this process ends, since late executors still fetch it."""
     folder = Path(tempfile.mkdtemp(prefix="onefold-archive-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     draft = folder / "draft"
     with ZipFile(draft, "w") as file:
-        # By way of `resources`, because the driver's own package may lie in an archive too.
+        # By `resources`, because the driver's own package may be in an archive too.
         for name, source in sorted(_sources(resources.files(onefold), "onefold")):
-            entry = ZipInfo(name)  # dated 1980, the first time that a zip file can tell
+            entry = ZipInfo(name)  # dated 1980, the earliest date in a zip file
             entry.external_attr = 0o644 << 16
             file.writestr(entry, source.read_bytes(), ZIP_DEFLATED)
-    # A server of Spark Connect refuses a file of another content under a name that any client sent before.
+    # A Spark Connect server refuses a file with other content under a name that any client has sent before.
     return draft.rename(folder / f"onefold-{onefold.__version__}-{sha256(draft.read_bytes()).hexdigest()[:12]}.zip")
 
 
@@ -134,17 +134,17 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, Traversable]
 
 
 def unix_sockets() -> dict[str, str]:
-    """The settings of a new session; none, that is TCP, where temporary files cannot be sockets.
+    """Settings for Unix sockets between JVM and Python; empty (TCP) if temporary files cannot be sockets.
 
-    On TCP, Spark's default, what the JVM has to say to a worker comes in small writes, which Nagle's algorithm and the
-    delayed acknowledgement of 40 ms hold up. A small job of eight tasks takes half as long without that.
+    On TCP, Spark's default, the JVM sends to a worker in small writes, which Nagle's algorithm and the delayed
+    acknowledgement of 40 ms hold up. A small job of eight tasks takes half as long without that.
 
-    Whoever can open the socket of a worker can have it run code, and Spark asks no secret of those who come this way:
-    the sockets are in a folder that only its owner may enter. Some file systems have none, and the path of a socket
-    must be short: 108 bytes on Linux, 104 on macOS.
+    A process that can open a worker's socket can make it run code, and Spark does not authenticate on Unix sockets: so
+    they are in a folder that only its owner may enter. Some file systems have no sockets, and a socket's path must be
+    short: 108 bytes on Linux, 104 on macOS.
     """
     folder = Path(tempfile.mkdtemp(prefix="onefold-sockets-"))
-    trial = folder / f".{uuid4()}.sock"  # a name as long as those that Spark gives
+    trial = folder / f".{uuid4()}.sock"  # a name as long as Spark's own
     try:
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(trial))
@@ -157,12 +157,12 @@ def unix_sockets() -> dict[str, str]:
 
 
 _JVM_OPTIONS = (
-    # Arrow checks every access a second time; Spark's own readers and writers have done so already.
+    # Arrow checks every access, which Spark's own readers and writers have done already.
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-    # Throughput before short pauses: nobody waits for a single row of a batch.
+    # Throughput over short pauses: nobody waits for a single row of a batch.
     " -XX:+UseParallelGC"
-    # The better compiler waits until a method has run ten times as often as usual. Else it spends a tenth of a job of a
-    # minute on the code that plans it and starts its tasks, and on few cores that is time of the rows.
+    # C2 compiles a method after ten times as many calls as by default. Else, in a job of a minute, it spends a tenth on
+    # the code that plans the job and starts its tasks; on few cores the rows have to wait for that.
     " -XX:Tier4InvocationThreshold=50000 -XX:Tier4MinInvocationThreshold=6000"
     " -XX:Tier4CompileThreshold=150000 -XX:Tier4BackEdgeThreshold=400000"
 )
@@ -172,19 +172,19 @@ DEFAULTS = {
     "spark.log.level": "ERROR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # For each column function Spark would look up which line of Python called it: half the time of building a plan.
+    # Else Spark looks up the Python line of each call of a column function: half the time of building a plan.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
-    # What crosses to Python goes in fewer, larger pieces: six integers a row are three megabytes.
+    # Fewer, larger batches to Python: at six integers a row, three megabytes each.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    # Fine slices, which Spark's adaptive execution packs into tasks of even size.
+    # Small partitions, which adaptive execution coalesces into tasks of even size.
     "spark.sql.shuffle.partitions": "64",
-    # Files for several verdicts are open at once, which saves a sort of every row by its verdict.
+    # Files for several verdicts are open at once, which saves sorting the rows by verdict.
     "spark.sql.maxConcurrentOutputFileWriters": "8",
     "spark.driver.extraJavaOptions": _JVM_OPTIONS,
     "spark.executor.extraJavaOptions": _JVM_OPTIONS,
-    # A Python worker keeps up to 64 MB that it does not need just now. Else it gives back what numpy is done with and
-    # asks for it again at once, many times a task, and much of its time goes into pages that are new and zeroed.
+    # A Python worker keeps up to 64 MB of free memory. Else it returns numpy's freed memory to the system and requests
+    # it again at once, many times a task, and spends much of its time on zeroing new pages.
     "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(64 << 20),
     "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
 }
@@ -195,17 +195,17 @@ LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0
 def session(
     master: str = "local[*]", *, memory: str = "auto", config: Mapping[str, str] | None = None, brief: bool = False
 ) -> SparkSession:  # fmt: skip
-    """The active session, or a new one on this master; ``config`` wins over every default.
+    """The active session, or a new one on this master; ``config`` overrides every default.
 
-    ``brief``: for a job of seconds, in which the JVM's better compiler takes more time than it saves.
+    ``brief``: for a job of seconds, in which the JVM's C2 compiler costs more time than it saves.
 
-    ``memory`` is the driver's heap; "auto" takes a quarter of the machine, between 1 and 8 GB. On a cluster the
-    executors get this package, and are asked for the libraries that it needs. A master such as "sc://host:15002" is a
-    server of Spark Connect.
+    ``memory`` is the driver's heap; "auto" is a quarter of the machine's memory, between 1 and 8 GB. On a cluster this
+    package is shipped to the executors, which are checked for the libraries that it needs. A master such as
+    "sc://host:15002" is a Spark Connect server.
     """
     spark = SparkSession.getActiveSession()
     if spark is None and (SparkContext._active_spark_context is not None or is_remote()):
-        spark = SparkSession.builder.getOrCreate()  # of another thread: it is active only where it was made
+        spark = SparkSession.builder.getOrCreate()  # it is active only in the thread that made it
     if spark is None:
         if memory == "auto":
             machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -216,7 +216,7 @@ def session(
             ours["spark.driver.extraJavaOptions"] += " -XX:TieredStopAtLevel=1"
         if master.startswith("sc://"):
             spark = _connected(master, own)
-        elif "PYSPARK_GATEWAY_PORT" in os.environ:  # under spark-submit, which has said where to run and by what means
+        elif "PYSPARK_GATEWAY_PORT" in os.environ:  # under spark-submit, which sets master and resources
             gateway: Any = launch_gateway()  # type: ignore[no-untyped-call]
             conf = SparkConf(_jvm=gateway.jvm)
             conf.setAll(list({**ours, **dict(conf.getAll()), **own}.items()))
@@ -241,7 +241,7 @@ def _connected(master: str, own: Mapping[str, str]) -> SparkSession:
 
 
 def is_here(master: str) -> bool:
-    """Whether the executors of this master are on this machine, and so can run its Python and talk on loopback.
+    """Whether the executors of this master are on this machine, so that its Python and loopback work for them.
 
     >>> is_here("local[2]"), is_here("local-cluster[2,1,1024]"), is_here("spark://127.0.0.1:7077")
     (True, True, True)
@@ -255,7 +255,7 @@ def is_here(master: str) -> bool:
 
 
 def running_tasks() -> tuple[int, int]:
-    """Finished tasks and all tasks of the stages that are running now."""
+    """The numbers of finished tasks and of all tasks in the running stages."""
     context: Any = SparkContext._active_spark_context
     if context is None:
         return 0, 0
@@ -265,7 +265,7 @@ def running_tasks() -> tuple[int, int]:
 
 
 def believed_bytes(df: DataFrame) -> int | None:
-    """What Spark's optimizer takes for the size of a table; None if the source tells nothing, which is 2^63 - 1."""
+    """The optimizer's estimate of a table's size; None if it has none, which it reports as 2^63 - 1."""
     if is_connect(df):
         return None
     size = int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes()))
@@ -273,19 +273,19 @@ def believed_bytes(df: DataFrame) -> int | None:
 
 
 _cores: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
-"""Of the servers that were asked."""
+"""The cores of Spark Connect servers, by session."""
 
 
 def cores(spark: SparkSession) -> int:
     if not is_connect(spark):
         return int(spark.sparkContext.defaultParallelism)
-    if spark not in _cores:  # a range is cut into as many parts
+    if spark not in _cores:  # a range has one partition per core
         _cores[spark] = spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
     return _cores[spark]
 
 
 def has_executors(spark: SparkSession) -> bool:
-    """Whether tasks run in processes of their own, see `is_cluster`."""
+    """Whether tasks run outside the driver's process, see `is_cluster`."""
     return is_connect(spark) or is_cluster(str(spark.sparkContext.master))
 
 
@@ -297,18 +297,18 @@ def java_version(spark: SparkSession) -> str:
 
 
 def query_id(spark: SparkSession) -> str:
-    """The id of the stream whose batch this thread works on, which its checkpoint keeps; empty outside of one."""
+    """The id, from the checkpoint, of the stream whose batch this thread processes; empty outside of a batch."""
     if is_connect(spark):
         raise Misuse("Spark Connect does not tell which stream a batch is of: use a classic session, or send_batch")
     return str(spark.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
 
 
 _opened: WeakKeyDictionary[SparkSession, dict[str, bool]] = WeakKeyDictionary()
-"""Which schemes of URLs a session can open."""
+"""The URL schemes that a session can or cannot open."""
 
 
 def opens(spark: SparkSession, scheme: str) -> bool:
-    """Whether Spark itself can open URLs of this scheme; asked once. A server of Spark Connect cannot be asked: yes."""
+    """Whether Spark can open URLs of this scheme; cached. Always true for Spark Connect, which cannot be asked."""
     if scheme == "file" or is_connect(spark):
         return True
     known = _opened.setdefault(spark, {})
@@ -324,7 +324,7 @@ def opens(spark: SparkSession, scheme: str) -> bool:
 
 
 def file_status(spark: SparkSession, urls: Iterable[str]) -> Iterator[tuple[str, int, int]]:
-    """Each file by its URL, with its size in bytes and when it was changed, in Unix milliseconds."""
+    """The URL, size in bytes and modification time (Unix milliseconds) of each file."""
     if is_connect(spark):
         listing = spark.read.format("binaryFile").load(list(urls))
         columns = "_metadata.file_path", "length", F.unix_millis("modificationTime")
@@ -348,10 +348,10 @@ def _started(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:
         gateway = _launch(conf)
         try:
             return SparkSession(SparkContext(conf=conf, gateway=gateway))
-        except (Py4JJavaError, PySparkException) as error:  # of a master that does not answer, after a minute
+        except (Py4JJavaError, PySparkException) as error:  # a master that does not answer: after a minute
             message = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error
             line = (str(message).strip().splitlines() or [type(error).__name__])[0]
-            if "stopped SparkContext" in line:  # what is left to say when the master gave up, or was given up
+            if "stopped SparkContext" in line:  # the message after the master or Spark gave up
                 line = "the master does not answer"
             raise OSError(f"Spark did not start on {master}: {line}") from error
 
@@ -359,7 +359,7 @@ def _started(ours: Mapping[str, str], own: Mapping[str, str]) -> SparkSession:
 def _variables(here: bool, own: Mapping[str, str]) -> dict[str, str]:
     variables = {"JAVA_HOME": str(java.find().home), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if here:
-        # Without the address there is a warning about the host's name, and a look-up of it.
+        # Without the address, Spark looks up the host name and warns about it.
         variables |= {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     variables |= {name: os.environ[name] for name in variables.keys() - {"JAVA_HOME"} if name in os.environ}
     if python := own.get("spark.pyspark.python"):
@@ -369,7 +369,7 @@ def _variables(here: bool, own: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Only while Spark starts: the next session of this process may be on another master."""
+    """Set only while Spark starts: the next session of this process may use another master."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -401,8 +401,8 @@ def _launch(conf: SparkConf) -> Any:
 
 
 local_session = session
-"""The active session of Spark, or a new one on this machine; ``config`` wins over every default.
+"""The active Spark session, or a new one on this machine; ``config`` overrides every default.
 
 ``local_session()`` uses all cores; ``local_session("local[2]", config={"spark.driver.memory": "4g"})`` two, and 4 GB.
-It finds a Java, keeps Spark quiet and on loopback, and sets the time zone to UTC. A session that runs is used as it is.
+It finds a Java, keeps Spark quiet and on loopback, and sets the time zone to UTC. An active session is used as it is.
 """
