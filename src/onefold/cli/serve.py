@@ -146,9 +146,7 @@ def desk(
 
 def gateway(
     folder: Annotated[Path, Argument(help="The folder of uplinks and counters; created if it does not exist.")],
-    devices: Annotated[
-        Path, Option(exists=True, dir_okay=False, help="The registry: TOML, or SQLite with a table 'devices'.")
-    ],
+    devices: Annotated[Path, Option(exists=True, dir_okay=False, help="The registry, as `lorawan devices` reads it.")],
     name: Annotated[str | None, Option(help="A name unique among the servers of a coordinator. Default: a.")] = None,
     coordinator: Coordinator = None,
     when_down: WhenDown = None,
